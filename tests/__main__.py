@@ -1,0 +1,169 @@
+"""
+Run the tests: ``python -m tests all|check|trial|process|slow``.
+
+Each file under ``tests/`` is run by exactly one runner: pytest has ``tests/process``, trial has everything else. The
+last line counts all of it. A part that runs nothing is a failure: it would prove nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+BUILD = ROOT / "build" / "tests"
+BIN = Path(sys.executable).parent
+
+#: Third-party code warns about itself at import; its warnings are not ours to fail on.
+WARNINGS = ["-W", "error", "-W", "ignore::DeprecationWarning:txpostgres", "-W", "ignore::DeprecationWarning:autobahn"]
+
+
+@dataclass(frozen=True)
+class Count:
+    """What one part ran."""
+
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+
+    def __add__(self, other: Count) -> Count:
+        return Count(self.passed + other.passed, self.failed + other.failed, self.skipped + other.skipped)
+
+    def __str__(self) -> str:
+        return f"{self.passed} passed, {self.failed} failed, {self.skipped} skipped"
+
+
+def trial_modules() -> list[str]:
+    """Every test module that trial runs, as dotted names."""
+    found = sorted(path for path in (ROOT / "tests").rglob("test_*.py") if "process" not in path.parts)
+    return [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in found]
+
+
+def process_files() -> list[str]:
+    """Every test file that pytest runs."""
+    return [str(path.relative_to(ROOT)) for path in sorted((ROOT / "tests" / "process").glob("test_*.py"))]
+
+
+def run(*command: str | Path, **environment: str) -> int:
+    """Run ``command`` in the checkout, its output shown as it comes."""
+    return subprocess.run([str(part) for part in command], cwd=ROOT, env={**os.environ, **environment}).returncode
+
+
+def lint() -> Count:
+    """Lint, format, types and import layers; each tool counts as one."""
+    tools = {
+        "ruff check": [BIN / "ruff", "check", "-q", "."],
+        "ruff format": [BIN / "ruff", "format", "-q", "--check", "."],
+        "mypy": [BIN / "mypy", "--no-error-summary"],
+        "import layers": [BIN / "lint-imports", "--no-cache"],
+    }
+    count = Count()
+    for name, command in tools.items():
+        began = time.monotonic()
+        done = subprocess.run([str(part) for part in command], cwd=ROOT, capture_output=True, text=True)
+        good = done.returncode == 0
+        print(f"  {name}: {'ok' if good else 'FAILED'} ({time.monotonic() - began:.0f} s)", flush=True)
+        if not good:
+            print(done.stdout + done.stderr, flush=True)
+        count += Count(passed=int(good), failed=int(not good))
+    return count
+
+
+def trial(modules: list[str] | None = None) -> Count:
+    """Everything that needs no cluster, in one trial run."""
+    log = BUILD / "trial.log"
+    command = [sys.executable, *WARNINGS, "-m", "twisted.trial", "--temp-directory", str(BUILD / "trial")]
+    with subprocess.Popen(
+        [*command, *(modules or trial_modules())],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONDEVMODE": ""},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as child:
+        assert child.stdout is not None
+        with log.open("w") as copy:
+            for line in child.stdout:
+                copy.write(line)
+                print(line, end="", flush=True)
+    return trial_count(log.read_text(), child.returncode)
+
+
+def trial_count(output: str, status: int) -> Count:
+    """The counts in trial's last line; a run that ended without one is a failure."""
+    found = re.findall(r"^(?:PASSED|FAILED)(?: \((.*)\))?$", output, flags=re.MULTILINE)
+    numbers = dict(part.split("=") for part in found[-1].split(", ") if "=" in part) if found else {}
+    failed = sum(int(numbers.get(kind, 0)) for kind in ("failures", "errors", "unexpectedSuccesses"))
+    if status and not failed:
+        failed = 1
+    return Count(int(numbers.get("successes", 0)), failed, int(numbers.get("skips", 0)))
+
+
+def process(marker: str = "not slow") -> Count:
+    """The suites that start real daemons."""
+    report = BUILD / "process.xml"
+    report.unlink(missing_ok=True)
+    status = run(
+        sys.executable, "-m", "pytest", "-q", "-m", marker, "--junitxml", report, "--durations=10", *process_files()
+    )
+    return junit_count(report, status)
+
+
+def junit_count(report: Path, status: int) -> Count:
+    """The counts in pytest's report; a run without a report is a failure."""
+    if not report.exists():
+        return Count(failed=1)
+    suites = ElementTree.parse(report).getroot().findall("testsuite")
+    total = {
+        kind: sum(int(suite.get(kind, 0)) for suite in suites) for kind in ("tests", "failures", "errors", "skipped")
+    }
+    failed = total["failures"] + total["errors"]
+    if status and not failed:
+        failed = 1
+    return Count(total["tests"] - failed - total["skipped"], failed, total["skipped"])
+
+
+def unit_modules() -> list[str]:
+    """The trial modules that need no database and no network peer."""
+    outside = ("tests.db.", "tests.interop.", "tests.attacks.")
+    return [name for name in trial_modules() if not name.startswith(outside)]
+
+
+PARTS: dict[str, list[tuple[str, Callable[[], Count]]]] = {
+    "all": [("lint, types, layers", lint), ("trial", trial), ("processes", process)],
+    "check": [("lint, types, layers", lint), ("unit tests", lambda: trial(unit_modules()))],
+    "lint": [("lint, types, layers", lint)],
+    "trial": [("trial", trial)],
+    "process": [("processes", process)],
+    "slow": [("slow processes", lambda: process("slow"))],
+}
+
+
+def main(arguments: list[str]) -> int:
+    """Run the named parts; the exit status is 0 only when each ran something and nothing failed."""
+    if len(arguments) != 1 or arguments[0] not in PARTS:
+        print(f"usage: python -m tests {'|'.join(PARTS)}", file=sys.stderr)
+        return 2
+    BUILD.mkdir(parents=True, exist_ok=True)
+    total, lines, empty = Count(), [], False
+    for name, part in PARTS[arguments[0]]:
+        print(f"==> {name}", flush=True)
+        began = time.monotonic()
+        count = part()
+        nothing = count == Count()
+        empty = empty or nothing
+        lines.append(f"  {name}: {count} in {time.monotonic() - began:.0f} s" + (" (NOTHING RAN)" if nothing else ""))
+        total += count
+    print("\n".join(["", *lines, str(total)]), flush=True)
+    return int(bool(total.failed) or empty)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
