@@ -6,6 +6,8 @@ The folders mirror ``localai_dist``; ``db`` needs PostgreSQL (it starts its own)
 awaited, an exception in a finaliser) into an error of the test that is running.
 """
 
+from __future__ import annotations
+
 import sys
 
 from twisted.internet import defer
