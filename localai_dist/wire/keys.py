@@ -1,0 +1,141 @@
+"""
+Staging keys: the name a file has on a worker, built, parsed and refused.
+
+A key is a relative path with ``/`` between its parts. Its first part chooses the area it lives in; where that area is on
+the worker's disk is the worker's business (``worker/containment.py`` resolves it and checks symbolic links).
+
+Source: surface §5.6, internals §4a.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from localai_dist.errors import InvalidName
+
+MAX_KEY_BYTES = 2048
+"""Bytes in one key, UTF-8. Source: ours; well under PATH_MAX (4096) with the root in front."""
+
+MAX_PART_BYTES = 255
+"""Bytes in one part, UTF-8. Source: NAME_MAX of Linux file systems."""
+
+HASH_SUFFIX = ".sha256"
+"""Beside a finished file: its SHA-256 in hexadecimal."""
+
+TARGET_SUFFIX = ".sha256.target"
+"""Beside an unfinished file: the SHA-256 it is to have, and its size."""
+
+
+class InvalidKey(InvalidName):
+    """A staging key that names nothing inside its area."""
+
+
+class Area(Enum):
+    """Which folder of the worker a key lives in."""
+
+    MODELS = "models"
+    DATA = "data"
+    STAGING = "staging"
+
+
+@dataclass(frozen=True, slots=True)
+class StagingKey:
+    """
+    A parsed key.
+
+    Attributes:
+        area: the folder it lives in.
+        parts: the path inside that folder; no part is empty, ``.`` or ``..``.
+    """
+
+    area: Area
+    parts: tuple[str, ...]
+
+    @property
+    def relative(self) -> str:
+        """The path inside the area, with ``/``."""
+        return "/".join(self.parts)
+
+    def __str__(self) -> str:
+        """The key as it travels."""
+        return self.relative if self.area is Area.STAGING else f"{self.area.value}/{self.relative}"
+
+
+def staging_key(model: str, relative: str) -> str:
+    """
+    The key of a model's file: ``models/<model>/<relative>``.
+
+    Args:
+        model: the model's name (its tracking key); may contain ``/``.
+        relative: the file's path below the models folder of the frontend, with ``/``.
+
+    Raises:
+        InvalidKey: either part is empty or would leave the models folder.
+    """
+    if not model or not relative:
+        raise InvalidKey(f"a staging key needs a model and a path, got {model[:80]!r} and {relative[:80]!r}")
+    return str(parse_key(f"models/{model}/{relative}"))
+
+
+def parse_key(text: str) -> StagingKey:
+    """
+    The key in ``text``: ``models/…`` and ``data/…`` have folders of their own, anything else is staging.
+
+    Raises:
+        InvalidKey: absolute, empty, too long, or with an empty, ``.`` or ``..`` part or a control character.
+    """
+    parts = _parts(text)
+    for area in (Area.MODELS, Area.DATA):
+        if parts[0] == area.value:
+            if len(parts) == 1:
+                raise InvalidKey(f"{text[:80]!r} names the whole {area.value} folder, want a file in it")
+            return StagingKey(area, parts[1:])
+    return StagingKey(Area.STAGING, parts)
+
+
+def parse_prefix(text: str) -> StagingKey:
+    """
+    The folder in ``text``, for listing: as ``parse_key``, but ``models`` alone is the whole models folder.
+
+    Raises:
+        InvalidKey: as for ``parse_key``.
+    """
+    trimmed = text.rstrip("/")
+    for area in (Area.MODELS, Area.DATA):
+        if trimmed == area.value:
+            return StagingKey(area, ())
+    return parse_key(trimmed)
+
+
+def model_folder(model: str) -> StagingKey:
+    """
+    The folder that holds all staged files of ``model``.
+
+    Raises:
+        InvalidKey: the name would leave the models folder.
+    """
+    return parse_key(f"models/{model}")
+
+
+def is_sidecar(name: str) -> bool:
+    """Whether ``name`` looks like one of the hash files kept beside a staged file."""
+    return name.endswith((HASH_SUFFIX, TARGET_SUFFIX))
+
+
+def _parts(text: str) -> tuple[str, ...]:
+    if not text:
+        raise InvalidKey("a staging key can't be empty")
+    if len(text.encode("utf-8", "surrogatepass")) > MAX_KEY_BYTES:
+        raise InvalidKey(f"{text[:80]!r}… is longer than {MAX_KEY_BYTES} bytes")
+    if any(ord(character) < 32 or ord(character) == 127 or character == "\\" for character in text):
+        raise InvalidKey(f"{text[:80]!r} has a control character or a backslash in it")
+    if any(0xD800 <= ord(character) <= 0xDFFF for character in text):
+        raise InvalidKey(f"{text[:80]!r} is not UTF-8")
+    parts = tuple(text.split("/"))
+    for part in parts:
+        if part in ("", ".", ".."):
+            raise InvalidKey(f"{text[:80]!r} is not a path below its folder: empty, '.' or '..' part")
+        if len(part.encode()) > MAX_PART_BYTES:
+            raise InvalidKey(f"{part[:80]!r}… is longer than {MAX_PART_BYTES} bytes")
+    return parts
