@@ -173,7 +173,7 @@ class WriteWhole:
 
 @dataclass(frozen=True, slots=True)
 class WritePiece:
-    """Write ``range`` at the end of what is there; ``fresh`` = throw away what was there and record the target first."""
+    """Write ``range`` at the end of what is there; ``fresh`` = first throw that away and record the target."""
 
     range: ContentRange
     target: Target

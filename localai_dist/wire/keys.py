@@ -1,8 +1,8 @@
 """
 Staging keys: the name a file has on a worker, built, parsed and refused.
 
-A key is a relative path with ``/`` between its parts. Its first part chooses the area it lives in; where that area is on
-the worker's disk is the worker's business (``worker/containment.py`` resolves it and checks symbolic links).
+A key is a relative path with ``/`` between its parts. Its first part chooses the area it lives in; where that area is
+on the worker's disk is the worker's business (``worker/containment.py`` resolves it and checks symbolic links).
 
 Source: surface §5.6, internals §4a.
 """

@@ -251,10 +251,16 @@ class StreamLine(Generic[R]):
     reply: R | None = None
 
 
-class _Line(msgspec.Struct, omit_defaults=True):
+class _Written(msgspec.Struct, omit_defaults=True):
     subject: str = ""
     progress: dict[str, Any] | None = None
-    reply: msgspec.Raw | None = None
+    reply: Any = None
+
+
+class _Read(msgspec.Struct):
+    subject: str = ""
+    progress: dict[str, Any] | None = None
+    reply: msgspec.Raw = msgspec.Raw(b"null")
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,8 +312,7 @@ class Verb(Generic[Q, R]):
 
     def encode_line(self, line: StreamLine[R]) -> bytes:
         """One line with its newline."""
-        reply = None if line.reply is None else msgspec.Raw(msgspec.json.encode(line.reply))
-        return msgspec.json.encode(_Line(line.subject, line.progress, reply)) + b"\n"
+        return msgspec.json.encode(_Written(line.subject, line.progress, line.reply)) + b"\n"
 
     def decode_line(self, line: bytes) -> StreamLine[R]:
         """
@@ -316,10 +321,11 @@ class Verb(Generic[Q, R]):
         Raises:
             InvalidBody: not JSON, both or neither of progress and reply, or an answer of the wrong shape.
         """
-        read = _decode(line, _Line)
-        if (read.progress is None) == (read.reply is None):
+        read = _decode(line, _Read)
+        raw = bytes(read.reply)
+        if (read.progress is None) == (raw == b"null"):
             raise InvalidBody("a line must carry either progress or a reply")
-        reply = None if read.reply is None else _decode(bytes(read.reply), self.reply)
+        reply = None if raw == b"null" else _decode(raw, self.reply)
         return StreamLine(read.subject, read.progress, reply)
 
 
