@@ -1,0 +1,167 @@
+"""
+One model YAML -> one ``ModelConfig``.
+
+Known keys of a wrong type are errors; unknown keys are ignored, because people bring their LocalAI model files along.
+
+Source: reference/surface.md §4.1.
+"""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+from typing import Annotated, Any
+
+import msgspec
+import yaml
+
+from localai_dist.catalog.errors import BadModelFile
+from localai_dist.catalog.model import ModelConfig, Parameters, Template
+from localai_dist.ids import ModelName
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+NAME_LIMIT = 255
+"""Characters of a model's name at most (the width of the registry's column)."""
+
+
+class _ParametersKeys(msgspec.Struct, kw_only=True):
+    model: str = ""
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    max_tokens: Count | None = None
+    seed: int | None = None
+    repeat_penalty: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    stop: list[str] | None = None
+
+
+class _TemplateKeys(msgspec.Struct, kw_only=True):
+    use_tokenizer_template: bool | None = None
+
+
+class _ModelKeys(msgspec.Struct, kw_only=True):
+    name: str = ""
+    backend: str = ""
+    parameters: _ParametersKeys = msgspec.field(default_factory=_ParametersKeys)
+    context_size: Count | None = None
+    threads: Count | None = None
+    batch: Count | None = None
+    f16: bool | None = None
+    gpu_layers: int | None = None
+    mmap: bool | None = None
+    mmlock: bool | None = None
+    embeddings: bool | None = None
+    reranking: bool | None = None
+    mmproj: str | None = None
+    draft_model: str | None = None
+    lora_adapter: str | None = None
+    lora_adapters: list[str] | None = None
+    lora_scale: float | None = None
+    lora_scales: list[float] | None = None
+    template: _TemplateKeys | None = None
+    options: list[str] | None = None
+    overrides: list[str] | None = None
+    stopwords: list[str] | None = None
+    system_prompt: str | None = None
+    disabled: bool | None = None
+
+
+def parse_model(text: str, *, source: str) -> ModelConfig:
+    """
+    The model that the YAML ``text`` of the file ``source`` describes.
+
+    Raises:
+        BadModelFile: no YAML, a known key of a wrong type, no name, no backend, no weights file, or a path that
+            leaves the models folder.
+    """
+    keys = _read_keys(text, source)
+    _demand(source, keys)
+    for path in _paths(keys):
+        _refuse_outside(source, path)
+    return ModelConfig(
+        name=ModelName(keys.name),
+        backend=keys.backend,
+        parameters=_parameters(keys.parameters),
+        template=_template(keys.template),
+        lora_adapters=tuple(_adapters(keys)),
+        lora_scales=tuple(_scales(keys)),
+        source=source,
+        **_given(keys, "context_size threads batch f16 gpu_layers mmap mmlock embeddings reranking"),
+        **_given(keys, "mmproj draft_model system_prompt disabled"),
+        **_given_lists(keys, "options overrides stopwords"),
+    )
+
+
+def _read_keys(text: str, source: str) -> _ModelKeys:
+    try:
+        document = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise BadModelFile(source, f"not YAML: {_one_line(error)}") from error
+    except (RecursionError, ValueError) as error:
+        raise BadModelFile(source, f"can't be read: {_one_line(error)}") from error
+    if not isinstance(document, dict):
+        raise BadModelFile(source, "want a mapping of keys at the top, like name: tiny-facts")
+    try:
+        return msgspec.convert(document, _ModelKeys)
+    except msgspec.ValidationError as error:
+        raise BadModelFile(source, str(error).replace("`$.", "`")) from error
+
+
+def _demand(source: str, keys: _ModelKeys) -> None:
+    for key, value, example in (
+        ("name", keys.name, "name: tiny-facts"),
+        ("backend", keys.backend, "backend: llama-cpp"),
+        ("parameters.model", keys.parameters.model, "parameters: {model: tiny-facts.gguf}"),
+    ):
+        if not value:
+            raise BadModelFile(source, f"{key} is missing: want a line like {example}")
+    if len(keys.name) > NAME_LIMIT or any(ord(character) < 0x21 or character == "#" for character in keys.name):
+        raise BadModelFile(source, f"name: want at most {NAME_LIMIT} characters, no space and no #")
+
+
+def _paths(keys: _ModelKeys) -> list[str]:
+    named = [keys.parameters.model, keys.mmproj, keys.draft_model, *_adapters(keys)]
+    return [path for path in named if path]
+
+
+def _refuse_outside(source: str, path: str) -> None:
+    parts = PurePosixPath(path).parts
+    if path.startswith("/") or ".." in parts or "\\" in path or "\0" in path or path.endswith("/") or path == ".":
+        raise BadModelFile(source, f"{path!r} is not a file below the models folder: want a relative path without ..")
+
+
+def _parameters(keys: _ParametersKeys) -> Parameters:
+    plain = {name: getattr(keys, name) for name in keys.__struct_fields__ if name != "stop"}
+    return Parameters(stop=tuple(keys.stop or ()), **plain)
+
+
+def _template(keys: _TemplateKeys | None) -> Template:
+    if keys is None or keys.use_tokenizer_template is None:
+        return Template()
+    return Template(use_tokenizer_template=keys.use_tokenizer_template)
+
+
+def _adapters(keys: _ModelKeys) -> list[str]:
+    return ([keys.lora_adapter] if keys.lora_adapter else []) + list(keys.lora_adapters or ())
+
+
+def _scales(keys: _ModelKeys) -> list[float]:
+    if keys.lora_scales is not None:
+        return keys.lora_scales
+    return [] if keys.lora_scale is None else [keys.lora_scale]
+
+
+def _given(keys: _ModelKeys, names: str) -> dict[str, Any]:
+    return {name: value for name in names.split() if (value := getattr(keys, name)) is not None}
+
+
+def _given_lists(keys: _ModelKeys, names: str) -> dict[str, Any]:
+    return {name: tuple(value) for name in names.split() if (value := getattr(keys, name)) is not None}
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
