@@ -62,7 +62,7 @@ class FrontendSettings:
     auto_approve_nodes: bool = option(SWITCH, False, "Admit new nodes without an operator's approval.")
     node_identity: str = option(
         choice("bound", "loose"), "bound",
-        "Whether a node proves itself by its own token (bound) or the registration token is enough (loose: stock workers).",
+        "Whether a node proves itself by its own token (bound) or the registration token is enough (loose).",
     )  # fmt: skip
     registration_require_auth: bool = option(SWITCH, False, "Refuse to start without a registration token.")
     distributed_require_auth: bool = option(SWITCH, False, "Refuse to start without a registration token.")

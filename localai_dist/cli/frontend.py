@@ -1,0 +1,38 @@
+"""``twistd localai-frontend``."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import replace
+
+from twisted.application.service import IService
+
+from localai_dist.cli.options import DaemonOptions
+from localai_dist.cli.start import check_can_listen, make_folder, one_clear_line, prepared
+from localai_dist.settings.frontend import FrontendSettings
+
+
+class Options(DaemonOptions, settings_type=FrontendSettings):
+    """The frontend's options."""
+
+
+def makeService(options: Options) -> IService:
+    """
+    Build the frontend that ``options`` ask for; the database is reached and migrated before this returns.
+
+    Raises:
+        SystemExit: one line that says what can't be used.
+    """
+    from twisted.internet import reactor
+
+    from localai_dist.roles import frontend
+    from localai_dist.store.schema import migrate_sync
+
+    with one_clear_line(FrontendSettings.program):
+        settings = prepared(options, FrontendSettings)
+        settings = replace(settings, instance_id=settings.instance_id or str(uuid.uuid4()))
+        make_folder(settings.data_path, "data folder")
+        make_folder(settings.models_path, "models folder")
+        check_can_listen(settings.address)
+        migrate_sync(settings.auth_database_url)
+        return frontend.make(settings, reactor)
