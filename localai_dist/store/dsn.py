@@ -1,0 +1,81 @@
+"""A database URL with our defaults in it, and without its password."""
+
+from __future__ import annotations
+
+import psycopg2
+from psycopg2.extensions import make_dsn, parse_dsn
+
+from localai_dist.errors import UserMistake
+
+_SECRETS = ("password", "sslpassword", "passfile")
+_DEFAULTS = {
+    # Silent death of the link: without these an idle connection would notice nothing for two hours.
+    "keepalives": "1",
+    "keepalives_idle": "5",
+    "keepalives_interval": "2",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "10000",
+    # Only the synchronous connections of schema.py heed this one; the others have their own timer.
+    "connect_timeout": "5",
+    "client_encoding": "UTF8",
+}
+
+
+class UnreadableDsn(UserMistake):
+    """A database URL that can't be read. The text never quotes it: any part may be the password."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the database URL can't be read: want postgresql://user:password@host:5432/database "
+            "(special characters in the password percent-encoded)"
+        )
+
+
+def parameters(dsn: str) -> dict[str, str]:
+    """
+    The libpq parameters in ``dsn``, a URL or ``key=value`` words.
+
+    Raises:
+        UnreadableDsn: it is neither, or empty.
+    """
+    if not dsn.strip():
+        raise UnreadableDsn
+    try:
+        return {key: str(value) for key, value in parse_dsn(dsn).items()}
+    except psycopg2.Error:
+        raise UnreadableDsn from None
+
+
+def with_defaults(dsn: str, *, application_name: str) -> str:
+    """
+    ``dsn`` with keepalive, timeouts and a name for ``pg_stat_activity``, where it does not say otherwise itself.
+
+    Raises:
+        UnreadableDsn: as for ``parameters``.
+    """
+    return str(make_dsn(**{**_DEFAULTS, "application_name": application_name[:63], **parameters(dsn)}))
+
+
+def redact(dsn: str) -> str:
+    """Where ``dsn`` leads, for a log line or an error: ``user@host:port/database``, never a secret."""
+    try:
+        found = parameters(dsn)
+    except UnreadableDsn:
+        return "(an unreadable database URL)"
+    host = found.get("host") or found.get("hostaddr") or "(local socket)"
+    port = f":{found['port']}" if "port" in found else ""
+    user = f"{found['user']}@" if "user" in found else ""
+    return f"{user}{host}{port}/{found.get('dbname', found.get('user', ''))}"
+
+
+def one_line(text: str, dsn: str) -> str:
+    """The driver's ``text`` on one line, with every secret of ``dsn`` blotted out."""
+    line = "; ".join(part.strip() for part in text.splitlines() if part.strip())
+    try:
+        found = parameters(dsn)
+    except UnreadableDsn:
+        return "the database URL can't be read"
+    for key in _SECRETS:
+        if found.get(key):
+            line = line.replace(found[key], "***")
+    return line

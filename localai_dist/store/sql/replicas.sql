@@ -1,0 +1,71 @@
+-- Loaded copies of models on nodes.
+
+-- name: loaded
+-- Replicas of a model that may take a request: loaded, on a node that takes work. Least busy first, then the one unused
+-- longest, then the node with most free VRAM.
+select m.* from node_models m join backend_nodes n on n.id = m.node_id
+where m.model_name = %(model)s and m.state = 'loaded' and n.status = 'healthy' and n.approved_at is not null
+  and (%(revision)s::varchar is null or m.config_revision = %(revision)s)
+order by m.in_flight, m.last_used, n.available_vram desc, m.node_id, m.replica_index;
+
+-- name: of_model
+-- Every replica of a model, whatever its state and its node's.
+select * from node_models where model_name = %(model)s order by node_id, replica_index;
+
+-- name: for_node
+-- Every replica on a node.
+select * from node_models where node_id = %(node)s order by model_name, replica_index;
+
+-- name: all
+-- Every replica.
+select * from node_models order by model_name, node_id, replica_index;
+
+-- name: get
+-- One replica.
+select * from node_models where node_id = %(node)s and model_name = %(model)s and replica_index = %(index)s;
+
+-- name: put
+-- Record a replica, or where it is now.
+insert into node_models (node_id, model_name, replica_index, address, backend_token, backend_type, state,
+    config_revision, loading_by)
+values (%(node)s, %(model)s, %(index)s, %(address)s, %(backend_token)s, %(backend_type)s, %(state)s, %(revision)s,
+    %(loading_by)s)
+on conflict (node_id, model_name, replica_index) do update set
+    address = excluded.address, backend_token = excluded.backend_token, backend_type = excluded.backend_type,
+    state = excluded.state, config_revision = excluded.config_revision, loading_by = excluded.loading_by,
+    in_flight = case when node_models.address = excluded.address then node_models.in_flight else 0 end,
+    last_used = now(), updated_at = now()
+returning *;
+
+-- name: touch
+-- The replica was used, or the worker said that it runs.
+-- acts: none
+update node_models set last_used = now(), updated_at = now()
+where node_id = %(node)s and model_name = %(model)s and replica_index = %(index)s;
+
+-- name: begin
+-- A request starts on a replica that is still loaded, still at that address.
+-- acts: none
+update node_models set in_flight = in_flight + 1, last_used = now()
+where node_id = %(node)s and model_name = %(model)s and replica_index = %(index)s and state = 'loaded'
+  and (%(address)s::varchar is null or address = %(address)s);
+
+-- name: end
+-- A request ended; the count never falls below zero.
+-- acts: none
+update node_models set in_flight = greatest(in_flight - 1, 0), last_used = now()
+where node_id = %(node)s and model_name = %(model)s and replica_index = %(index)s
+  and (%(address)s::varchar is null or address = %(address)s);
+
+-- name: set_state
+-- Move a replica to another state.
+-- acts: asked
+update node_models set state = %(state)s, updated_at = now()
+where node_id = %(node)s and model_name = %(model)s and replica_index = %(index)s;
+
+-- name: remove
+-- A replica that is really gone; with an address, only that very process.
+-- acts: may_reap
+delete from node_models
+where node_id = %(node)s and model_name = %(model)s and replica_index = %(index)s
+  and (%(address)s::varchar is null or address = %(address)s);
