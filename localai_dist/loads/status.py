@@ -1,0 +1,103 @@
+"""What can be said about a running load, and how fast it goes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from localai_dist.units import SECOND
+
+_LEAST_MEASURE = 1 * SECOND
+
+
+class JobState(Enum):
+    """Where a load job is. A row that is gone was a success: the replica's row is its record."""
+
+    PENDING = "pending"
+    INSTALLING = "installing"
+    STAGING = "staging"
+    LOADING = "loading"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadStatus:
+    """
+    A running load as clients see it, the same on every frontend.
+
+    Attributes:
+        model: the model's name.
+        state: pending, installing, staging or loading (failed for a few seconds after a failure).
+        node: the node's name, or its id while the name is not known; empty before a node was chosen.
+        bytes_sent: bytes of the model that are on the node so far, resumed and skipped ones included.
+        total_bytes: bytes of all files of the model; 0 before they were listed.
+        file_index: the file being moved, from 1; 0 before the first.
+        eta_seconds: only when it was measured over a second or more, never guessed.
+        error: why it failed, in state failed.
+    """
+
+    model: str
+    state: str
+    node: str = ""
+    bytes_sent: int = 0
+    total_bytes: int = 0
+    file_index: int = 0
+    total_files: int = 0
+    eta_seconds: float | None = None
+    error: str = ""
+
+    @property
+    def progress(self) -> float:
+        """Per cent of the bytes, 0 to 100."""
+        if not self.total_bytes:
+            return 0.0
+        return round(min(100.0, 100.0 * self.bytes_sent / self.total_bytes), 1)
+
+    def as_json(self) -> dict[str, object]:
+        """The ``loading`` object of the API (design §8)."""
+        shown: dict[str, object] = {
+            "model": self.model,
+            "state": self.state,
+            "node": self.node,
+            "progress": self.progress,
+            "bytes_sent": self.bytes_sent,
+            "total_bytes": self.total_bytes,
+            "file_index": self.file_index,
+            "total_files": self.total_files,
+        }
+        if self.eta_seconds is not None:
+            shown["eta_seconds"] = round(self.eta_seconds, 1)
+        return shown
+
+    def sentence(self) -> str:
+        """One line for a person: ``model X is staging on node N (41%)``."""
+        where = f" on node {self.node}" if self.node else ""
+        share = f" ({self.progress:.0f}%)" if self.total_bytes and self.state == JobState.STAGING.value else ""
+        return f"model {self.model} is {self.state}{where}{share}"
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """
+    Bytes over time, measured from the first sighting of one attempt while it stages.
+
+    A resume starts at bytes somebody else moved: only the difference counts.
+    """
+
+    attempt: int
+    since: float
+    start: int
+    at: float
+    now_bytes: int
+
+    def seen(self, now: float, count: int) -> Rate:
+        """The measurement with one more sighting."""
+        return Rate(self.attempt, self.since, self.start, now, count)
+
+    def eta(self, total: int) -> float | None:
+        """Seconds until ``total`` at this rate; None before it was measured."""
+        elapsed = self.at - self.since
+        moved = self.now_bytes - self.start
+        if elapsed < _LEAST_MEASURE or moved <= 0 or total <= self.now_bytes:
+            return None
+        return (total - self.now_bytes) * elapsed / moved

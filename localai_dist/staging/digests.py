@@ -1,0 +1,118 @@
+"""
+SHA-256 of source files: hashed in a thread a slice at a time, remembered while the file does not change.
+
+Remembered in memory and, where the folder is writable, in a sidecar ``NAME.sha256`` beside the file, so that a restart
+need not read 600 GB again. A sidecar counts only if the inode, size and modification time in it are the file's; one
+that somebody else wrote is neither trusted nor replaced.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from localai_dist.staging.errors import SourceChanged, SourceMissing
+from localai_dist.staging.reader import InThread, SourceReader
+from localai_dist.units import MiB
+from localai_dist.wire.keys import HASH_SUFFIX
+
+SLICE: int = 8 * MiB
+"""Bytes hashed per trip to the thread: each trip is one observation of progress, and where a cancel takes effect."""
+
+_MARK = "localai-dist"
+
+
+@dataclass(frozen=True, slots=True)
+class _Stamp:
+    inode: int
+    size: int
+    modified_ns: int
+
+
+class Digests:
+    """The hashes of this frontend's model files; a file is hashed again only after it changed."""
+
+    def __init__(self, in_thread: InThread) -> None:
+        self._in_thread = in_thread
+        self._known: dict[Path, tuple[_Stamp, str]] = {}
+
+    async def of(self, path: Path, hashed: Callable[[int], None]) -> str:
+        """
+        The SHA-256 of ``path`` in lower-case hexadecimal.
+
+        Args:
+            path: the file.
+            hashed: called with the number of bytes of each slice, as it is done.
+
+        Raises:
+            SourceMissing: it can't be opened or read.
+            SourceChanged: it changed while it was hashed.
+        """
+        before = await self._call(_stamp, path)
+        known = self._known.get(path) or await self._call(_recall, path)
+        if known is None or known[0] != before:
+            known = (before, await self._hash(path, hashed))
+            if await self._call(_stamp, path) != before:
+                raise SourceChanged(f"{path} changed while it was hashed; is it still being copied?")
+            await self._call(_record, path, known)
+        self._known[path] = known
+        return known[1]
+
+    async def _hash(self, path: Path, hashed: Callable[[int], None]) -> str:
+        state = hashlib.sha256()
+        reader: SourceReader = await self._call(SourceReader, path)
+        try:
+            while count := await self._call(_feed, reader, state):
+                hashed(count)
+        finally:
+            self._in_thread(reader.close)
+        return state.hexdigest()
+
+    async def _call(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return await self._in_thread(call, *arguments)
+        except OSError as error:
+            raise SourceMissing(f"{error.filename or arguments[0]} can't be read: {error.strerror}") from error
+
+
+def _sidecar(path: Path) -> Path:
+    return path.with_name(path.name + HASH_SUFFIX)
+
+
+def _recall(path: Path) -> tuple[_Stamp, str] | None:
+    try:
+        words = _sidecar(path).read_text("ascii").split()
+    except (OSError, UnicodeDecodeError):
+        return None
+    if len(words) != 5 or words[1] != _MARK or not all(word.isdigit() for word in words[2:]):
+        return None
+    return _Stamp(int(words[2]), int(words[3]), int(words[4])), words[0]
+
+
+def _record(path: Path, known: tuple[_Stamp, str]) -> None:
+    sidecar = _sidecar(path)
+    if sidecar.exists() and _recall(path) is None:
+        return
+    stamp, digest = known
+    try:
+        sidecar.write_text(f"{digest} {_MARK} {stamp.inode} {stamp.size} {stamp.modified_ns}\n", "ascii")
+    except OSError:
+        return  # a read-only models folder costs a second hashing after a restart, nothing else
+
+
+def _stamp(path: Path) -> _Stamp:
+    found = os.stat(path)
+    return _Stamp(found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+def _feed(reader: SourceReader, state: Any) -> int:
+    # hashlib releases the lock that all Python threads share for slices of this size, so the reactor goes on.
+    count = 0
+    while count < SLICE and (piece := reader.read(min(MiB, SLICE - count))):
+        state.update(piece)
+        count += len(piece)
+    return count

@@ -1,0 +1,96 @@
+"""The body of one upload request: a slice of a file, read in a thread, handed over as the transport takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IConsumer
+from twisted.web.iweb import IBodyProducer
+from zope.interface import implementer
+
+from localai_dist.staging.errors import SourceChanged
+from localai_dist.staging.reader import InThread, SourceReader
+from localai_dist.units import KiB
+
+READ: int = 256 * KiB
+"""Bytes read at a time; the most this producer ever holds."""
+
+
+@implementer(IBodyProducer)
+class PieceBody:
+    """
+    ``length`` bytes of ``path`` from ``start``.
+
+    Args:
+        taken: called with the number of bytes each time the transport has room again after a write. That, not the read
+            from the disk, is progress: a read can outrun a socket that nobody drains.
+    """
+
+    def __init__(
+        self, path: Path, start: int, length: int, *, in_thread: InThread, taken: Callable[[int], None]
+    ) -> None:
+        self.length = length
+        self._path = path
+        self._start = start
+        self._in_thread = in_thread
+        self._taken = taken
+        self._paused = False
+        self._stopped = False
+        self._unacknowledged = 0
+        self._wake: Deferred[None] | None = None
+
+    def startProducing(self, consumer: IConsumer) -> Deferred[None]:
+        """Write everything to ``consumer``; errs with ``SourceChanged`` if the file ended early."""
+        return Deferred.fromCoroutine(self._produce(consumer))
+
+    def pauseProducing(self) -> None:
+        """The transport is full."""
+        self._paused = True
+
+    def resumeProducing(self) -> None:
+        """The transport has room: what was written before has been taken."""
+        self._paused = False
+        self._acknowledge()
+        self._wake_up()
+
+    def stopProducing(self) -> None:
+        """The request is over, whole or not."""
+        self._stopped = True
+        self._wake_up()
+
+    async def _produce(self, consumer: IConsumer) -> None:
+        reader: SourceReader = await self._in_thread(SourceReader, self._path, self._start)
+        try:
+            left = self.length
+            while left and not self._stopped:
+                chunk: bytes = await self._in_thread(reader.read, min(READ, left))
+                if not chunk:
+                    raise SourceChanged(f"{self._path} is shorter than it was; is it being replaced?")
+                if not await self._room():
+                    return
+                left -= len(chunk)
+                self._unacknowledged += len(chunk)
+                consumer.write(chunk)
+                if not self._paused:
+                    self._acknowledge()
+        finally:
+            self._in_thread(reader.close)
+
+    async def _room(self) -> bool:
+        """Wait for room; whether to go on at all."""
+        while self._paused and not self._stopped:
+            self._wake = Deferred()
+            await self._wake
+        return not self._stopped
+
+    def _wake_up(self) -> None:
+        if self._wake is not None:
+            wake, self._wake = self._wake, None
+            wake.callback(None)
+
+    def _acknowledge(self) -> None:
+        count, self._unacknowledged = self._unacknowledged, 0
+        if count:
+            self._taken(count)

@@ -1,0 +1,67 @@
+"""How far one staging has come: written by the uploader, read by the load job's heartbeat."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from localai_dist.units import format_size
+
+
+@dataclass(slots=True)
+class Progress:
+    """
+    Counters of one load.
+
+    Attributes:
+        phase: waiting, hashing, sending or verifying.
+        total_bytes: bytes of all files.
+        total_files: number of files.
+        file_index: the file at work, from 1.
+        file_name: its relative name.
+        finished: bytes of the files before it.
+        in_file: bytes of the file at work that are on the node, resumed ones included.
+        moved: bytes this load really sent.
+        trouble: the last thing that interrupted it.
+    """
+
+    phase: str = "waiting"
+    total_bytes: int = 0
+    total_files: int = 0
+    file_index: int = 0
+    file_name: str = ""
+    finished: int = 0
+    in_file: int = 0
+    moved: int = 0
+    trouble: str = ""
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes of the model that are on the node."""
+        return self.finished + self.in_file
+
+    def begin(self, total_bytes: int, total_files: int) -> None:
+        """A staging of so many bytes and files begins."""
+        self.total_bytes, self.total_files = total_bytes, total_files
+        self.finished = self.in_file = self.file_index = 0
+
+    def next_file(self, name: str) -> None:
+        """The next file is at work."""
+        self.file_index += 1
+        self.file_name, self.in_file = name, 0
+
+    def sent(self, count: int) -> None:
+        """The transport took ``count`` more bytes of the file at work."""
+        self.in_file += count
+        self.moved += count
+
+    def file_done(self, size: int) -> None:
+        """The file at work is on the node, whole."""
+        self.finished += size
+        self.in_file = 0
+
+    def summary(self, seconds: float) -> str:
+        """For an error's text: how far it came in ``seconds``, how fast, and what stopped it."""
+        text = f"{format_size(self.bytes_sent)} of {format_size(self.total_bytes)} done"
+        if self.moved and seconds > 0:
+            text += f", {format_size(round(self.moved / seconds))}/s"
+        return f"{text}; last trouble: {self.trouble}" if self.trouble else text

@@ -1,0 +1,296 @@
+"""
+Model files onto a node: probe, skip, resume, send in pieces, have the hash checked; go on after every cut.
+
+The way is HTTP over the node's tunnel, in the bulk class. Progress is what the transport took, what was hashed on
+either side, and a confirmed skip; each moves the hold. The hold is the retry budget: silence ends it, size does not.
+
+Source: surface §5.6, internals §4b, LOAD-3, LOAD-10, LOAD-11.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import quote
+
+import msgspec
+from twisted.internet.interfaces import IReactorTime
+from twisted.internet.task import deferLater
+from twisted.logger import Logger
+from twisted.web.iweb import IBodyProducer, IResponse
+
+from localai_dist.backoff import Backoff
+from localai_dist.ids import NodeId
+from localai_dist.mux.classes import TrafficClass
+from localai_dist.staging.answers import Found, PutVerdict, ResumeAt, There, Verifying, judge_put, read_probe
+from localai_dist.staging.digests import Digests
+from localai_dist.staging.errors import UploadRefused
+from localai_dist.staging.piece import PieceBody
+from localai_dist.staging.plan import SourceFile, StagedFile, next_piece, total_size
+from localai_dist.staging.progress import Progress
+from localai_dist.staging.reader import InThread
+from localai_dist.staging.response import header_values, read_text
+from localai_dist.staging.source import Sources, list_sources
+from localai_dist.staging.transient import WAY_FAILURES, Later, cause_of, passes, source_trouble
+from localai_dist.wire.files import CONTENT_RANGE, CONTENT_SHA256, FILES_PATH, PIECE_BYTES, ContentRange
+
+RETRY = Backoff(first=1.0, cap=5.0)
+"""Between attempts. Short: a newer tunnel of the worker is to be used at once, and asking costs one query."""
+
+VERIFY_POLL = 1.0
+"""Between two looks at how far the worker's hashing has come (s)."""
+
+PROBE_TIMEOUT = 60.0
+"""A HEAD without an answer for so long is tried again on a fresh stream (s)."""
+
+_RESTARTS = 1
+
+
+class NodeHttp(Protocol):
+    """HTTP to a node's own server (``relay.http.NodeHttp``)."""
+
+    def request(
+        self,
+        node: NodeId,
+        method: str,
+        path: str,
+        *,
+        headers: Mapping[str, str],
+        body: IBodyProducer | None,
+        traffic: TrafficClass,
+        deadline: float | None,
+    ) -> Awaitable[IResponse]:
+        """The answer's head; raises ``reach.Unreached``."""
+
+
+class HoldLike(Protocol):
+    """What is needed of a ``HoldTimer``."""
+
+    @property
+    def deadline(self) -> float:
+        """The cap."""
+
+    def observe(self) -> None:
+        """Progress."""
+
+    def check(self) -> None:
+        """Raise if the load is over."""
+
+
+class _Stored(msgspec.Struct):
+    local_path: str
+
+
+class Stager:
+    """
+    Puts the files of models on nodes.
+
+    Args:
+        http: requests to nodes.
+        models_dir: where this frontend's model files are.
+        clock: for the pauses between attempts.
+        in_thread: runs blocking file calls.
+        chance: random numbers from 0 to 1, for the jitter.
+        piece: the most bytes of one PUT.
+    """
+
+    def __init__(
+        self,
+        http: NodeHttp,
+        models_dir: Path,
+        *,
+        clock: IReactorTime,
+        in_thread: InThread,
+        chance: Callable[[], float],
+        piece: int = PIECE_BYTES,
+    ) -> None:
+        self.http = http
+        self.clock = clock
+        self.in_thread = in_thread
+        self.chance = chance
+        self.piece = piece
+        self.digests = Digests(in_thread)
+        self._models_dir = models_dir
+
+    async def sources(self, model: str, relatives: Sequence[str]) -> Sources:
+        """
+        The files named by ``relatives``, the first of them required, with directories walked.
+
+        Raises:
+            SourceMissing: the required one is not in the models folder.
+        """
+        found: Sources = await self.in_thread(list_sources, self._models_dir, model, relatives)
+        return found
+
+    async def stage(
+        self, node: NodeId, files: Sequence[SourceFile], progress: Progress, hold: HoldLike
+    ) -> tuple[StagedFile, ...]:
+        """
+        Have ``files`` on ``node``, whole and verified; those that are there already are not sent.
+
+        Raises:
+            StagingError: a source can't be read, or the worker refused a file.
+            Unreached: the node can't be reached and no retry will change that.
+            HoldExpired, CancelledError: from ``hold``.
+        """
+        progress.begin(total_size(files), len(files))
+        staged = []
+        for file in files:
+            progress.next_file(file.relative)
+            staged.append(await Upload(self, node, file, progress, hold).run())
+            progress.file_done(file.size)
+        return tuple(staged)
+
+
+class Upload:
+    """One file on its way to one node."""
+
+    log = Logger()
+
+    def __init__(self, stager: Stager, node: NodeId, file: SourceFile, progress: Progress, hold: HoldLike) -> None:
+        self._stager = stager
+        self._node = node
+        self._file = file
+        self._progress = progress
+        self._hold = hold
+        self._path = FILES_PATH + quote(file.key)
+        self._sha256 = ""
+        self._sent = 0
+        self._restarts = 0
+
+    async def run(self) -> StagedFile:
+        """Until the file is there; see ``Stager.stage`` for what it raises."""
+        self._progress.phase = "hashing"
+        self._sha256 = await self._stager.digests.of(self._file.path, lambda _: self._hold.observe())
+        attempt = 0
+        while True:
+            self._hold.check()
+            before = self._sent
+            try:
+                return StagedFile(self._file, await self._once(), self._sent)
+            except WAY_FAILURES as error:
+                self._hold.check()
+                self._raise_unless_passing(error)
+            attempt = 1 if self._sent > before else attempt + 1
+            await self._pause(attempt)
+
+    async def _once(self) -> str:
+        """The remote path, after as many pieces as it takes."""
+        while True:
+            found = await self._where()
+            if isinstance(found, There):
+                return found.path
+            before = self._sent
+            remote = await self._send_from(found.offset)
+            if remote is not None:
+                return remote
+            if self._sent == before:
+                raise Later("the worker's answers about this file do not agree with each other")
+
+    async def _where(self) -> There | ResumeAt:
+        """Where the upload stands; waits while the worker verifies, as long as its count moves."""
+        seen = -1
+        while isinstance(found := await self._probe(), Verifying):
+            self._progress.phase = "verifying"
+            if found.verified > seen:
+                seen = found.verified
+                self._hold.observe()
+            await deferLater(self._stager.clock, VERIFY_POLL)
+        self._progress.in_file = found.offset if isinstance(found, ResumeAt) else 0
+        if isinstance(found, There):
+            self._hold.observe()
+        return found
+
+    async def _probe(self) -> Found:
+        deadline = min(self._hold.deadline, self._stager.clock.seconds() + PROBE_TIMEOUT)
+        response = await self._request("HEAD", {}, None, TrafficClass.CONTROL, deadline)
+        await read_text(response)
+        if response.code not in (200, 404):
+            raise self._refused(response.code, "")
+        return read_probe(response.code, header_values(response), sha256=self._sha256, size=self._file.size)
+
+    async def _send_from(self, offset: int) -> str | None:
+        """Send pieces from ``offset``: the remote path once the file is whole, None to ask where it stands."""
+        self._progress.phase = "sending"
+        while True:
+            range_ = next_piece(offset, self._file.size, self._stager.piece) if self._file.size else None
+            last = range_ is None or range_.finishes
+            response = await self._put(range_)
+            text = await read_text(response)
+            match judge_put(response.code, last=last):
+                case PutVerdict.DONE:
+                    self._hold.observe()
+                    return _local_path(text)
+                case PutVerdict.NEXT:
+                    assert range_ is not None
+                    offset = range_.end + 1
+                case PutVerdict.PROBE:
+                    return None
+                case PutVerdict.RESTART if self._restarts < _RESTARTS:
+                    self._restarts += 1
+                    self._note(f"the worker threw away what it had ({response.code}): {text}")
+                    offset, self._progress.in_file = 0, 0
+                case PutVerdict.AGAIN:
+                    raise Later(f"the worker answered {response.code}: {text}")
+                case _:
+                    raise self._refused(response.code, text)
+
+    async def _put(self, range_: ContentRange | None) -> IResponse:
+        headers = {CONTENT_SHA256: self._sha256}
+        if range_ is not None:
+            headers[CONTENT_RANGE] = str(range_)
+        start, length = (0, 0) if range_ is None else (range_.start, range_.length)
+        body = PieceBody(self._file.path, start, length, in_thread=self._stager.in_thread, taken=self._taken)
+        return await self._request("PUT", headers, body, TrafficClass.BULK, self._hold.deadline)
+
+    async def _request(
+        self,
+        method: str,
+        headers: Mapping[str, str],
+        body: IBodyProducer | None,
+        traffic: TrafficClass,
+        deadline: float,
+    ) -> IResponse:
+        return await self._stager.http.request(
+            self._node, method, self._path, headers=headers, body=body, traffic=traffic, deadline=deadline
+        )
+
+    def _taken(self, count: int) -> None:
+        self._sent += count
+        self._progress.sent(count)
+        self._hold.observe()
+
+    async def _pause(self, attempt: int) -> None:
+        self._progress.phase = "waiting"
+        await deferLater(self._stager.clock, RETRY.delay(attempt, self._stager.chance()))
+
+    def _raise_unless_passing(self, error: Exception) -> None:
+        trouble = source_trouble(error)
+        if trouble is not None:
+            raise trouble from error
+        if not passes(error):
+            raise error
+        self._note(cause_of(error))
+
+    def _note(self, text: str) -> None:
+        self._progress.trouble = text
+        self.log.info(
+            "staging {file} on node {node} interrupted at {sent} of {size} bytes: {text}",
+            file=self._file.relative,
+            node=self._node,
+            sent=self._progress.in_file,
+            size=self._file.size,
+            text=text,
+        )
+
+    def _refused(self, status: int, text: str) -> UploadRefused:
+        where = f"staging {self._file.relative} on node {self._node}"
+        return UploadRefused(f"{where}: the worker answered {status}: {text or 'no reason given'}")
+
+
+def _local_path(text: str) -> str | None:
+    try:
+        return msgspec.json.decode(text, type=_Stored).local_path
+    except msgspec.DecodeError:
+        return None
