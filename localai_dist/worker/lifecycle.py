@@ -3,10 +3,9 @@ The states of one backend process, as a table.
 
 Drawing::
 
-    STARTING ──came_up──▶ SERVING ──told_to_end──▶ ENDING ──survived──▶ SERVING
-        │                    │                       │
-        └────told_to_end─────┼───────▶ ENDING        │
-        └────────────────ended (from any state)──────┴──▶ GONE
+    STARTING ──came up──▶ SERVING ──told to end──▶ ENDING ──survived──▶ SURVIVING
+        └────────────told to end───────────────▶ ENDING ◀──told to end─────┘
+    any of them ──ended──▶ GONE
 """
 
 from __future__ import annotations
@@ -17,11 +16,12 @@ from localai_dist.errors import LocalAIDistError
 
 
 class State(Enum):
-    """Where a process is; it holds its key and its port until ``GONE``."""
+    """Where a process is; it holds its key and its port until ``GONE``, also when it survived being killed."""
 
     STARTING = "starting"
     SERVING = "serving"
     ENDING = "ending"
+    SURVIVING = "surviving"
     GONE = "gone"
 
 
@@ -45,8 +45,10 @@ TRANSITIONS: dict[tuple[State, Input], State] = {
     (State.SERVING, Input.TOLD_TO_END): State.ENDING,
     (State.SERVING, Input.ENDED): State.GONE,
     (State.ENDING, Input.TOLD_TO_END): State.ENDING,
-    (State.ENDING, Input.SURVIVED): State.SERVING,
+    (State.ENDING, Input.SURVIVED): State.SURVIVING,
     (State.ENDING, Input.ENDED): State.GONE,
+    (State.SURVIVING, Input.TOLD_TO_END): State.ENDING,
+    (State.SURVIVING, Input.ENDED): State.GONE,
     (State.GONE, Input.TOLD_TO_END): State.GONE,
     (State.GONE, Input.SURVIVED): State.GONE,
     (State.GONE, Input.ENDED): State.GONE,

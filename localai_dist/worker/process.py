@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from twisted.internet.defer import Deferred, DeferredList
-from twisted.internet.error import ProcessDone
+from twisted.internet.error import ConnectError, ConnectionClosed, ProcessDone
 from twisted.internet.protocol import ProcessProtocol
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
+from localai_dist.errors import LocalAIDistError
 from localai_dist.ids import ProcessKey
 from localai_dist.worker import groups
 from localai_dist.worker.errors import StartFailed, StillRunning
@@ -29,6 +30,8 @@ from localai_dist.worker.timing import after, bounded
 
 HEALTH_EVERY = 0.2
 """Seconds between two asks for Health. Source: design §7."""
+HEALTH_ASK = 2.0
+"""Seconds one ask for Health may take. Source: surface §4.4."""
 HEALTH_WITHIN = 60.0
 """Seconds a backend may take to answer Health. Source: design §7."""
 FREE_WITHIN = 5.0
@@ -41,6 +44,7 @@ LAST_WORDS = 20
 """Lines of stderr in the text of a failed start. Source: surface §4.4."""
 
 _GUARD = str(Path(__file__).with_name("guard.py"))
+_ASK_FAILURES = (LocalAIDistError, ConnectError, ConnectionClosed, OSError)
 _log = Logger()
 
 
@@ -158,12 +162,10 @@ class BackendProcess(ProcessProtocol):
             StartFailed: it ended, was told to end, or took longer than ``HEALTH_WITHIN``.
         """
         give_up_at = self._reactor.seconds() + HEALTH_WITHIN
-        while self.state is State.STARTING:
-            if await self._healthy():
-                if self.state is State.STARTING:
-                    self._step(Input.CAME_UP)
-                    return
-                break
+        while self._starting():
+            if await self._healthy() and self._starting():
+                self._step(Input.CAME_UP)
+                return
             if self._reactor.seconds() >= give_up_at:
                 raise StartFailed(f"{self._name()} did not answer Health within {HEALTH_WITHIN:.0f} s")
             await self._pause(HEALTH_EVERY)
@@ -178,8 +180,8 @@ class BackendProcess(ProcessProtocol):
         """
         try:
             return await bounded(self._free(), FREE_WITHIN, self._reactor, f"Free took longer than {FREE_WITHIN:.0f} s")
-        except Exception as error:  # noqa: BLE001 - whatever went wrong is the answer: Free did not work, and why
-            return f"{type(error).__name__}: {error}" if not str(error) else str(error)
+        except _ASK_FAILURES as error:
+            return str(error) or type(error).__name__
 
     async def end(self, *, force: bool = False) -> bool:
         """
@@ -192,7 +194,7 @@ class BackendProcess(ProcessProtocol):
             Whether Free succeeded.
 
         Raises:
-            StillRunning: it survived SIGKILL; it counts as serving again.
+            StillRunning: it survived SIGKILL; it keeps its key and its port.
         """
         if self._ending is None:
             self._ending = Deferred.fromCoroutine(self._end(force))
@@ -270,17 +272,15 @@ class BackendProcess(ProcessProtocol):
 
     async def _healthy(self) -> bool:
         try:
-            backend = await bounded(
-                self._connect(self.launch.port, self.launch.token), 2.0, self._reactor, "connecting took too long"
-            )
-        except Exception as error:  # noqa: BLE001 - nobody listens yet: ask again until the time is over
+            return await bounded(self._ask_health(), 2 * HEALTH_ASK, self._reactor, "Health took too long")
+        except _ASK_FAILURES as error:
             _log.debug("{process} is not there yet: {error}", process=self._name(), error=error)
             return False
+
+    async def _ask_health(self) -> bool:
+        backend = await self._connect(self.launch.port, self.launch.token)
         try:
-            return await backend.health(timeout=2.0)
-        except Exception as error:  # noqa: BLE001 - an unhealthy answer is an answer: ask again until the time is over
-            _log.debug("{process} is not healthy yet: {error}", process=self._name(), error=error)
-            return False
+            return await backend.health(timeout=HEALTH_ASK)
         finally:
             backend.close()
 
@@ -302,6 +302,9 @@ class BackendProcess(ProcessProtocol):
     def _close_pipes(self) -> None:
         if self.transport is not None:
             self.transport.loseConnection()
+
+    def _starting(self) -> bool:
+        return self.state is State.STARTING
 
     def _step(self, input_: Input) -> None:
         self.state = step(self.state, input_)

@@ -1,0 +1,296 @@
+"""
+Which backend processes run on this node, by process key: started on request, reused, ended until really gone.
+
+Two locks, taken in this order: one per process key (so that two requests for one replica start one process), one per
+backend name (so that its files are not replaced by two at once). Ending a process takes neither.
+
+Source: surface §5.4, internals §10.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from twisted.internet.defer import Deferred, DeferredLock, gatherResults
+from twisted.logger import Logger
+
+from localai_dist.errors import InvalidName
+from localai_dist.ids import ProcessKey, parse_process_key
+from localai_dist.worker.errors import StartFailed, StillRunning, WorkerError
+from localai_dist.worker.install import Installed, Installer, Wanted
+from localai_dist.worker.lifecycle import State
+from localai_dist.worker.offload import Offload
+from localai_dist.worker.ports import PortTable, Probe, bind_probe
+from localai_dist.worker.process import LAST_WORDS, BackendProcess, Connect, Launch, LineSink
+
+_log = Logger()
+
+Phase = Callable[[str], None]
+"""Told each phase of an install: resolving, downloading, starting."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """
+    What came of ending processes.
+
+    Attributes:
+        keys: those that are gone.
+        error: why some are not, or empty.
+    """
+
+    keys: tuple[ProcessKey, ...] = ()
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ExactStop:
+    """What came of ending one process; see ``wire.verbs.ModelStopReply``."""
+
+    matched: bool = False
+    freed: bool = False
+    terminated: bool = False
+    address: str = ""
+    error: str = ""
+
+
+class Supervisor:
+    """
+    The processes of this node.
+
+    Args:
+        reactor: spawns them, and is the clock.
+        installer: where backends come from.
+        ports: which port each gets.
+        connect: how to ask a backend something.
+        environment: the environment for a process with this token.
+        mint: a fresh random token.
+        last_words: the last lines a process wrote to stderr.
+        line: gets every line they write.
+        offload: for work on the disk.
+        probe: whether a port can be bound.
+    """
+
+    def __init__(
+        self,
+        *,
+        reactor: Any,
+        installer: Installer,
+        ports: PortTable,
+        connect: Connect,
+        environment: Callable[[str], Mapping[str, str]],
+        mint: Callable[[], str],
+        last_words: Callable[[ProcessKey, int], list[str]],
+        line: LineSink,
+        offload: Offload,
+        probe: Probe = bind_probe,
+    ) -> None:
+        self._reactor = reactor
+        self._installer = installer
+        self._ports = ports
+        self._connect = connect
+        self._environment = environment
+        self._mint = mint
+        self._last_words = last_words
+        self._line = line
+        self._offload = offload
+        self._probe = probe
+        self._processes: dict[ProcessKey, BackendProcess] = {}
+        self._key_locks: dict[ProcessKey, DeferredLock] = {}
+        self._backend_locks: dict[str, DeferredLock] = {}
+        self._closed = False
+
+    async def start(self, key: ProcessKey, wanted: Wanted, *, force: bool, phase: Phase) -> Launch:
+        """
+        A process of ``wanted`` for ``key`` that answers Health: the running one if it is that, else a new one.
+
+        Args:
+            key: which replica of which model.
+            wanted: the backend; installed first if it is not.
+            force: install it again, ending every process of it.
+            phase: told what is being done.
+
+        Raises:
+            InstallFailed, PortsExhausted, StartFailed: nothing runs for ``key``.
+            StillRunning: what ran for ``key`` would not end.
+        """
+        lock = self._key_locks.setdefault(key, DeferredLock())
+        return await lock.run(lambda: Deferred.fromCoroutine(self._start(key, wanted, force, phase)))
+
+    async def upgrade(self, wanted: Wanted, *, phase: Phase) -> Stopped:
+        """
+        End every process of a backend and install it again; nothing is started.
+
+        Raises:
+            InstallFailed: it could not be installed; the processes are gone all the same.
+        """
+
+        async def replace() -> Stopped:
+            stopped = await self._end_all(self._of_backend(wanted.backend), force=True)
+            if not stopped.error:
+                phase("downloading")
+                await self._offload(self._installer.install, wanted)
+            return stopped
+
+        return await self._backend_lock(wanted.backend).run(lambda: Deferred.fromCoroutine(replace()))
+
+    async def delete(self, backend: str) -> Stopped:
+        """
+        End every process of a backend, then remove its files; a survivor keeps the files.
+
+        Raises:
+            InstallFailed: the files could not be removed.
+        """
+
+        async def delete() -> Stopped:
+            stopped = await self._end_all(self._of_backend(backend), force=True)
+            if not stopped.error:
+                await self._offload(self._installer.remove, backend)
+            return stopped
+
+        return await self._backend_lock(backend).run(lambda: Deferred.fromCoroutine(delete()))
+
+    async def stop(self, name: str, *, force: bool) -> Stopped:
+        """End the processes ``name`` means: a ``model#n``, a model, a backend; blank = all."""
+        return await self._end_all(self._meant(name.strip()), force=force)
+
+    async def stop_exact(self, key: ProcessKey, *, expected_address: str, force: bool) -> ExactStop:
+        """End the process of ``key`` if it has the address expected (any, if empty); an absent one is ended already."""
+        process = self._processes.get(key)
+        if process is None:
+            return ExactStop(terminated=True)
+        address = process.launch.address
+        if expected_address and expected_address != address:
+            return ExactStop(address=address, error=f"{key} is at {address}, not at {expected_address}: left alone")
+        try:
+            freed = await process.end(force=force)
+        except StillRunning as error:
+            return ExactStop(matched=True, address=address, error=str(error))
+        return ExactStop(matched=True, freed=freed, terminated=True, address=address)
+
+    async def unload(self, model: str, address: str) -> str:
+        """
+        Ask the processes of ``model`` (those at ``address``, if given) to free their memory.
+
+        Returns:
+            Which did not, and why; empty if all did or there are none.
+        """
+        troubles = []
+        for process in [one for key, one in self._processes.items() if key.model == model]:
+            if address in ("", process.launch.address) and process.state is not State.GONE:
+                trouble = await process.free()
+                if trouble:
+                    troubles.append(f"{process.launch.key} at {process.launch.address}: {trouble}")
+        return "; ".join(troubles)
+
+    def running(self) -> list[Launch]:
+        """The processes that serve, and those that would not end; neither dead nor starting nor ending ones."""
+        alive = (State.SERVING, State.SURVIVING)
+        return [one.launch for one in self._processes.values() if one.state in alive]
+
+    def serves(self, port: int) -> bool:
+        """Whether a process of ours has ``port``."""
+        return any(one.launch.port == port for one in self._processes.values())
+
+    def installed(self) -> Installer:
+        """The installed backends."""
+        return self._installer
+
+    async def close(self) -> Stopped:
+        """End everything and start nothing any more."""
+        self._closed = True
+        return await self._end_all(list(self._processes.values()), force=True)
+
+    async def _start(self, key: ProcessKey, wanted: Wanted, force: bool, phase: Phase) -> Launch:
+        phase("resolving")
+        installed = await self._backend_lock(wanted.backend).run(
+            lambda: Deferred.fromCoroutine(self._ensure(wanted, force, phase))
+        )
+        running = self._processes.get(key)
+        if running is not None:
+            if running.state is State.SERVING and running.launch.folder_id == installed.folder_id:
+                return running.launch
+            await running.end()
+        phase("starting")
+        return await self._launch(key, installed)
+
+    async def _ensure(self, wanted: Wanted, force: bool, phase: Phase) -> Installed:
+        found = await self._offload(self._installer.find, wanted.backend)
+        if found is not None and not force:
+            return found
+        if force:
+            stopped = await self._end_all(self._of_backend(wanted.backend), force=True)
+            if stopped.error:
+                raise StillRunning(stopped.error)
+        phase("downloading")
+        return await self._offload(self._installer.install, wanted)
+
+    async def _launch(self, key: ProcessKey, installed: Installed) -> Launch:
+        if self._closed:
+            raise StartFailed("this worker is shutting down")
+        port = self._ports.allocate(key, now=self._reactor.seconds(), probe=self._probe)
+        token = self._mint()
+        launch = Launch(
+            key, installed.name, installed.folder, installed.folder_id, port, token, self._environment(token)
+        )
+        process = BackendProcess(launch, reactor=self._reactor, connect=self._connect, line=self._line)
+        try:
+            process.spawn()
+        except OSError as error:
+            self._ports.release(port, key, now=self._reactor.seconds())
+            raise StartFailed(f"backend {installed.name} can't be started: {error}") from error
+        self._processes[key] = process
+        process.when_gone().addCallback(lambda _none: self._forget(process))
+        return await self._until_serving(process)
+
+    async def _until_serving(self, process: BackendProcess) -> Launch:
+        try:
+            await process.until_healthy()
+        except StartFailed as error:
+            await process.end(force=True)
+            said = self._last_words(process.launch.key, LAST_WORDS)
+            raise StartFailed("\n".join([str(error), *said])) from error
+        _log.info("backend {name} serves {key}", name=process.launch.backend, key=str(process.launch.key))
+        return process.launch
+
+    def _forget(self, process: BackendProcess) -> None:
+        key = process.launch.key
+        if self._processes.get(key) is process:
+            del self._processes[key]
+        self._ports.release(process.launch.port, key, now=self._reactor.seconds())
+
+    async def _end_all(self, processes: list[BackendProcess], *, force: bool) -> Stopped:
+        async def one(process: BackendProcess) -> tuple[ProcessKey, str]:
+            try:
+                await process.end(force=force)
+            except WorkerError as error:
+                return process.launch.key, str(error)
+            return process.launch.key, ""
+
+        ended = await gatherResults([Deferred.fromCoroutine(one(process)) for process in processes])
+        return Stopped(
+            tuple(key for key, error in ended if not error), "; ".join(error for _key, error in ended if error)
+        )
+
+    def _of_backend(self, name: str) -> list[BackendProcess]:
+        found = self._installer.find(name)
+        names = {name} if found is None else {name, found.name}
+        return [one for one in self._processes.values() if one.launch.backend in names]
+
+    def _meant(self, name: str) -> list[BackendProcess]:
+        if not name:
+            return list(self._processes.values())
+        if "#" in name:
+            try:
+                exact = self._processes.get(parse_process_key(name))
+            except InvalidName:
+                exact = None
+            if exact is not None:
+                return [exact]
+        by_model = [one for key, one in self._processes.items() if key.model == name]
+        return by_model or self._of_backend(name)
+
+    def _backend_lock(self, name: str) -> DeferredLock:
+        return self._backend_locks.setdefault(name, DeferredLock())
