@@ -1,0 +1,178 @@
+"""llama.cpp, as the xllamacpp wheel offers it. Every method blocks and is called in a thread."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+import xllamacpp
+
+from localai_dist.backends.llama_cpp.requests import EngineSettings
+
+_ERROR_LINE = re.compile(r"^[\d.]+ E (.*)")
+_REASONS = 3
+
+
+class EngineError(Exception):
+    """
+    What the engine refused.
+
+    Attributes:
+        code: its HTTP-like code; 400 and the like are the caller's fault.
+    """
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class Engine:
+    """One loaded model with its slots."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        """
+        Load the model.
+
+        Raises:
+            EngineError: it can't be loaded; the text is what the engine wrote about it.
+        """
+        self._key = secrets.token_hex(16)
+        if not os.path.isfile(settings.model_file):
+            raise EngineError(404, f"no such model file: {settings.model_file}")
+        with _ErrorLines() as lines:
+            try:
+                self._server = xllamacpp.Server(self._parameters(settings))
+            except RuntimeError as error:
+                raise EngineError(500, f"{settings.model_file}: {lines.reason() or error}") from error
+
+    def close(self) -> None:
+        """Free the memory; no other method may run or be called afterwards."""
+        del self._server
+
+    def generate(self, chat: bool, body: dict[str, Any], on_chunk: Callable[[dict[str, Any]], bool]) -> None:
+        """
+        Generate, calling ``on_chunk`` for each piece until it returns True or all is said.
+
+        Raises:
+            EngineError: the request was refused, or generating failed.
+        """
+        failed: list[dict[str, Any]] = []
+
+        def take(chunk: dict[str, Any]) -> bool:
+            if "error" in chunk:
+                failed.append(chunk["error"])
+                return True
+            return on_chunk(chunk)
+
+        ask = self._server.handle_chat_completions if chat else self._server.handle_completions
+        ask(body, take)
+        if failed:
+            raise EngineError(int(failed[0].get("code", 500)), str(failed[0].get("message", failed[0])))
+
+    def embed(self, given: str | list[int]) -> tuple[list[float], int]:
+        """
+        The embedding of a text or of token ids, and how many tokens that was.
+
+        Raises:
+            EngineError: the input is too long, or the model can't embed.
+        """
+        answer = self._server.handle_embeddings({"input": given})
+        if "error" in answer:
+            raise EngineError(int(answer["error"].get("code", 500)), str(answer["error"].get("message")))
+        return answer["data"][0]["embedding"], answer.get("usage", {}).get("prompt_tokens", 0)
+
+    def tokenize(self, text: str) -> list[int]:
+        """
+        The tokens of ``text``. The wheel offers this only over the engine's loopback HTTP.
+
+        Raises:
+            EngineError: the engine refused.
+        """
+        address = self._server.listening_address.removeprefix("http://")
+        connection = http.client.HTTPConnection(address, timeout=30)
+        try:
+            headers = {"authorization": f"Bearer {self._key}", "content-type": "application/json"}
+            connection.request("POST", "/tokenize", json.dumps({"content": text}), headers)
+            response = connection.getresponse()
+            answer = json.loads(response.read())
+        except (OSError, ValueError) as error:
+            raise EngineError(500, f"tokenize: {error}") from error
+        finally:
+            connection.close()
+        if response.status != 200:
+            raise EngineError(response.status, str(answer.get("error", answer)))
+        return answer["tokens"]
+
+    def _parameters(self, settings: EngineSettings) -> Any:
+        parameters = xllamacpp.CommonParams()
+        parameters.model.path = settings.model_file
+        parameters.n_parallel = settings.slots
+        parameters.n_ctx = settings.context_size * settings.slots
+        parameters.n_batch = parameters.n_ubatch = settings.batch
+        if settings.threads:
+            parameters.cpuparams.n_threads = settings.threads
+            parameters.cpuparams_batch.n_threads = settings.threads
+        if settings.gpu_layers is not None:
+            parameters.n_gpu_layers = settings.gpu_layers
+        if settings.mmproj:
+            parameters.mmproj.path = settings.mmproj
+        parameters.embedding = True
+        parameters.pooling_type = xllamacpp.llama_pooling_type.LLAMA_POOLING_TYPE_MEAN
+        # The engine opens an HTTP API of its own on a free loopback port; nobody but us shall use it.
+        parameters.api_keys = [self._key]
+        parameters.ui = False
+        parameters.endpoint_slots = False
+        parameters.warmup = False
+        return parameters
+
+
+class _ErrorLines:
+    """
+    Collects what the engine writes to stderr while a model loads, and passes it on.
+
+    llama.cpp gives the reason of a failed load nowhere else.
+    """
+
+    def __init__(self) -> None:
+        self._text = bytearray()
+
+    def __enter__(self) -> Self:
+        self._saved = os.dup(2)
+        reading, writing = os.pipe()
+        os.dup2(writing, 2)
+        os.close(writing)
+        self._thread = threading.Thread(target=self._copy, args=(reading,), daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.dup2(self._saved, 2)
+        self._thread.join(1.0)
+        os.close(self._saved)
+
+    def reason(self) -> str:
+        """The first error lines, without their timestamps."""
+        time.sleep(0.05)  # the engine's log has a thread of its own
+        found: dict[str, None] = {}
+        for line in bytes(self._text).decode(errors="replace").splitlines():
+            match = _ERROR_LINE.match(line)
+            if match:
+                found[match[1].strip()] = None
+        return "; ".join(list(found)[:_REASONS])
+
+    def _copy(self, reading: int) -> None:
+        with os.fdopen(reading, "rb", buffering=0) as pipe:
+            while piece := pipe.read(65536):
+                os.write(self._saved, piece)
+                if len(self._text) < 65536:
+                    self._text += piece
