@@ -23,6 +23,7 @@ from twisted.web.iweb import IBodyProducer, IResponse
 from localai_dist.backoff import Backoff
 from localai_dist.ids import NodeId
 from localai_dist.mux.classes import TrafficClass
+from localai_dist.relay.body import read_beginning
 from localai_dist.staging.answers import Found, PutVerdict, ResumeAt, There, Verifying, judge_put, read_probe
 from localai_dist.staging.digests import Digests
 from localai_dist.staging.errors import UploadRefused
@@ -30,9 +31,8 @@ from localai_dist.staging.piece import PieceBody
 from localai_dist.staging.plan import SourceFile, StagedFile, next_piece, total_size
 from localai_dist.staging.progress import Progress
 from localai_dist.staging.reader import InThread
-from localai_dist.staging.response import header_values, read_text
 from localai_dist.staging.source import Sources, list_sources
-from localai_dist.staging.transient import WAY_FAILURES, Later, cause_of, passes, source_trouble
+from localai_dist.staging.transient import WAY_FAILURES, Later, passes
 from localai_dist.wire.files import CONTENT_RANGE, CONTENT_SHA256, FILES_PATH, PIECE_BYTES, ContentRange
 
 RETRY = Backoff(first=1.0, cap=5.0)
@@ -45,6 +45,7 @@ PROBE_TIMEOUT = 60.0
 """A HEAD without an answer for so long is tried again on a fresh stream (s)."""
 
 _RESTARTS = 1
+_ANSWER_LIMIT = 64 * 1024
 
 
 class NodeHttp(Protocol):
@@ -205,10 +206,9 @@ class Upload:
     async def _probe(self) -> Found:
         deadline = min(self._hold.deadline, self._stager.clock.seconds() + PROBE_TIMEOUT)
         response = await self._request("HEAD", {}, None, TrafficClass.CONTROL, deadline)
-        await read_text(response)
         if response.code not in (200, 404):
             raise self._refused(response.code, "")
-        return read_probe(response.code, header_values(response), sha256=self._sha256, size=self._file.size)
+        return read_probe(response.code, _headers(response), sha256=self._sha256, size=self._file.size)
 
     async def _send_from(self, offset: int) -> str | None:
         """Send pieces from ``offset``: the remote path once the file is whole, None to ask where it stands."""
@@ -217,7 +217,7 @@ class Upload:
             range_ = next_piece(offset, self._file.size, self._stager.piece) if self._file.size else None
             last = range_ is None or range_.finishes
             response = await self._put(range_)
-            text = await read_text(response)
+            text = await _text(response)
             match judge_put(response.code, last=last):
                 case PutVerdict.DONE:
                     self._hold.observe()
@@ -266,12 +266,9 @@ class Upload:
         await deferLater(self._stager.clock, RETRY.delay(attempt, self._stager.chance()))
 
     def _raise_unless_passing(self, error: Exception) -> None:
-        trouble = source_trouble(error)
-        if trouble is not None:
-            raise trouble from error
         if not passes(error):
             raise error
-        self._note(cause_of(error))
+        self._note(str(error) or type(error).__name__)
 
     def _note(self, text: str) -> None:
         self._progress.trouble = text
@@ -287,6 +284,15 @@ class Upload:
     def _refused(self, status: int, text: str) -> UploadRefused:
         where = f"staging {self._file.relative} on node {self._node}"
         return UploadRefused(f"{where}: the worker answered {status}: {text or 'no reason given'}")
+
+
+async def _text(response: IResponse) -> str:
+    return " ".join((await read_beginning(response, _ANSWER_LIMIT)).decode("utf-8", "replace").split())
+
+
+def _headers(response: IResponse) -> dict[str, str]:
+    found = response.headers.getAllRawHeaders()
+    return {name.decode("latin-1").lower(): values[-1].decode("latin-1") for name, values in found if values}
 
 
 def _local_path(text: str) -> str | None:

@@ -1,0 +1,34 @@
+"""What a request that needs a model may be told instead of a replica."""
+
+from __future__ import annotations
+
+from localai_dist.errors import LocalAIDistError
+from localai_dist.loads.budget import retry_after
+from localai_dist.loads.status import LoadStatus
+
+
+class LoadFailed(LocalAIDistError):
+    """The load failed; the text is the real cause, in the worker's or the backend's own words where they said it."""
+
+
+class StillLoading(LocalAIDistError):
+    """
+    The load goes on, but the caller's wait is over (503 ``model_loading``).
+
+    Attributes:
+        status: what is known about the load: the ``loading`` object of the answer.
+        retry_after: whole seconds for ``Retry-After``.
+    """
+
+    def __init__(self, status: LoadStatus) -> None:
+        super().__init__(status.sentence())
+        self.status = status
+        self.retry_after = retry_after(status.eta_seconds)
+
+
+class UnloadFailed(LocalAIDistError):
+    """A replica is not gone, or nobody can say so; its row stays. The text is the worker's reason."""
+
+
+class TakenOver(LocalAIDistError):
+    """The job belongs to another frontend by now: this one stops, and touches neither rows nor workers."""

@@ -1,0 +1,55 @@
+"""A model's configuration and its place on the node -> the message LoadModel wants. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from localai_dist.catalog.model import ModelConfig
+from localai_dist.rpc import backend_pb2 as pb
+
+
+def model_options(model: ModelConfig, root: str, present: Collection[str]) -> pb.ModelOptions:
+    """
+    The options that load ``model``.
+
+    Args:
+        root: the model's folder on the worker; every staged file lies below it under its relative name.
+        present: relative names that were staged; a companion that is not among them is left out.
+
+    Source: surface §4.4 (Model, ModelFile, ModelPath), §4.5 (field numbers).
+    """
+
+    def remote(relative: str) -> str:
+        return f"{root}/{relative}" if relative and _staged(relative, present) else ""
+
+    adapters = [remote(adapter) for adapter in model.lora_adapters]
+    scales = [*model.lora_scales, *[1.0] * len(adapters)]
+    kept = [(adapter, scale) for adapter, scale in zip(adapters, scales, strict=False) if adapter]
+    options = pb.ModelOptions(
+        Model=model.identity,
+        ModelFile=f"{root}/{model.model_file}",
+        ModelPath=root,
+        ContextSize=model.context_size,
+        Threads=model.threads,
+        NBatch=model.batch,
+        F16Memory=model.f16,
+        MMap=model.mmap,
+        MLock=model.mmlock,
+        Embeddings=model.embeddings,
+        Reranking=model.reranking,
+        MMProj=remote(model.mmproj),
+        DraftModel=remote(model.draft_model),
+        LoraAdapters=[adapter for adapter, _ in kept],
+        LoraScales=[scale for _, scale in kept],
+        Options=model.options,
+        Overrides=model.overrides,
+    )
+    if model.gpu_layers is not None:
+        options.NGPULayers = model.gpu_layers
+    if model.parameters.seed is not None:
+        options.Seed = model.parameters.seed
+    return options
+
+
+def _staged(relative: str, present: Collection[str]) -> bool:
+    return relative in present or any(name.startswith(f"{relative}/") for name in present)
