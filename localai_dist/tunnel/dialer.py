@@ -1,0 +1,180 @@
+"""
+The worker's side of its tunnel: a service that keeps one open, whichever frontend admits it.
+
+Source: wire contract §1, design §5.15 and §7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+from twisted.application.service import Service
+from twisted.internet.defer import Deferred, DeferredList
+from twisted.internet.interfaces import IReactorTime
+from twisted.logger import Logger
+
+from localai_dist import __version__
+from localai_dist.backoff import Backoff
+from localai_dist.ids import NodeId
+from localai_dist.mux.errors import SessionDead
+from localai_dist.net import websocket
+from localai_dist.net.errors import DialRefused, NetError
+from localai_dist.net.session import MuxSession, SessionConfig
+from localai_dist.net.stream import MuxStream
+from localai_dist.tunnel.link import Core, NoCredential, make_link
+from localai_dist.tunnel.urls import Rotation, connect_url
+from localai_dist.wire.credentials import AUTHORIZATION, VERSION, authorization
+
+DIAL_TIMEOUT: Final = 10.0
+"""Seconds for TCP, TLS and the WebSocket handshake together. Source: wire contract §1."""
+CLOSE_TIMEOUT: Final = 5.0
+"""Seconds a session may take to flush and close when the worker stops; then it is cut."""
+
+REFUSALS: Final[dict[int, str]] = {
+    401: "the frontend {url} does not know this node or its token; the worker registers anew",
+    403: "the frontend {url} has this node waiting for approval: run 'localai-dist nodes approve NAME' there",
+    404: "nothing at {url} opens tunnels: is it a localai-dist frontend, and is its base path right?",
+    426: "the frontend {url} runs an incompatible release: upgrade all frontends, then the workers",
+    503: "the frontend {url} takes no tunnels now (starting or draining)",
+}
+"""Status of a refused dial -> what the log says; each is retried all the same."""
+
+
+Dial: TypeAlias = Callable[..., Awaitable[MuxSession]]
+"""``net.websocket.dial``, or a test's."""
+
+
+@dataclass(frozen=True, slots=True)
+class TunnelState:
+    """
+    What ``/readyz`` says of the tunnel.
+
+    Attributes:
+        connected: whether a tunnel is open.
+        since: since when, on the service's clock (s), or None before the first change.
+        reason: "connected", or why not.
+    """
+
+    connected: bool = False
+    since: float | None = None
+    reason: str = "not started"
+
+
+class TunnelClient(Service):
+    """
+    Keeps one tunnel open to any of the frontends.
+
+    Args:
+        reactor: dials and times.
+        urls: the frontends, one or several; the last one that worked is tried first.
+        node_id: asked on each dial; None while the node is not registered.
+        token: the node's own token, asked on each dial; None likewise.
+        on_stream: what serves a stream a frontend opened.
+        chance: a random number from 0 to 1 for each wait.
+        backoff: how long to wait after a failed round or a lost tunnel.
+        config: the session's numbers.
+        on_unauthorised: called after a 401, so that the worker registers anew.
+        dial: ``net.websocket.dial`` unless a test says otherwise.
+    """
+
+    log = Logger()
+
+    def __init__(
+        self,
+        *,
+        reactor: Any,
+        urls: Sequence[str],
+        node_id: Callable[[], NodeId | None],
+        token: Callable[[], str | None],
+        on_stream: Callable[[MuxStream], None],
+        chance: Callable[[], float],
+        backoff: Backoff = Backoff(),
+        config: SessionConfig = SessionConfig(),
+        on_unauthorised: Callable[[], None] | None = None,
+        dial: Dial = websocket.dial,
+        tls_trust: Any = None,
+    ) -> None:
+        self._reactor = reactor
+        self._node_id = node_id
+        self._token = token
+        self._on_stream = on_stream
+        self._config = config
+        self._on_unauthorised = on_unauthorised
+        self._dial = dial
+        self._tls_trust = tls_trust
+        self._state = TunnelState()
+        clock: IReactorTime = reactor
+        self._core = Core(clock, Rotation(urls), backoff, chance, self._dial_one, self._changed)
+        self._link = make_link(self._core)
+
+    @property
+    def state(self) -> TunnelState:
+        """Whether a tunnel is open, since when, and why not."""
+        return self._state
+
+    @property
+    def connected(self) -> bool:
+        """Whether a tunnel is open."""
+        return self._state.connected
+
+    def startService(self) -> None:
+        """Start to dial; never fails on a frontend."""
+        super().startService()
+        self._link.start()
+
+    def stopService(self) -> Deferred[None]:
+        """Close every tunnel; fires when all have ended, after at most ``CLOSE_TIMEOUT`` each."""
+        super().stopService()
+        sessions = [*self._core.retiring, *([self._core.current] if self._core.current is not None else [])]
+        self._link.stop()
+        return Deferred.fromCoroutine(self._all_ended(sessions))
+
+    def retry_now(self) -> None:
+        """Cut a wait short: the node has just been registered, or got another token."""
+        self._link.retry()
+
+    async def _dial_one(self, url: str) -> MuxSession:
+        node, token = self._node_id(), self._token()
+        if not node or not token:
+            raise NoCredential("no credential yet: the node is not registered")
+        try:
+            return await self._dial(
+                self._reactor,
+                connect_url(url, node),
+                headers={AUTHORIZATION: authorization(token), VERSION: __version__},
+                client=True,
+                config=self._config,
+                on_stream=self._on_stream,
+                timeout=DIAL_TIMEOUT,
+                tls_trust=self._tls_trust,
+            )
+        except NetError as error:
+            self._report(url, error)
+            raise
+
+    def _report(self, url: str, error: NetError) -> None:
+        status = error.status if isinstance(error, DialRefused) else None
+        text = REFUSALS.get(status, "could not open the tunnel at {url}: {error}") if status else "{url}: {error}"
+        self.log.warn(text, url=url, error=str(error), status=status)
+        if status == 401 and self._on_unauthorised is not None:
+            self._on_unauthorised()
+
+    def _changed(self, reason: str) -> None:
+        connected = self._core.current is not None
+        if connected and self._core.current is not None:
+            self.log.info("tunnel open at {url}", url=self._core.rotation.order()[0])
+        since = self._state.since if connected is self._state.connected else self._reactor.seconds()
+        self._state = TunnelState(connected, since, reason)
+
+    async def _all_ended(self, sessions: Sequence[MuxSession]) -> None:
+        cut = self._reactor.callLater(CLOSE_TIMEOUT, self._cut, sessions)
+        await DeferredList([session.when_closed() for session in sessions])
+        if cut.active():
+            cut.cancel()
+
+    def _cut(self, sessions: Sequence[MuxSession]) -> None:
+        for session in sessions:
+            if session.is_open:
+                session.abort(SessionDead("the worker stops"))

@@ -1,0 +1,51 @@
+"""What the two WebSocket doors (tunnel and peer link) share: reading the request, and refusing before the upgrade."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlsplit
+
+from twisted.web.iweb import IRequest
+from twisted.web.server import NOT_DONE_YET
+
+from localai_dist import __version__
+from localai_dist.net.request import json_error
+from localai_dist.wire.credentials import AUTHORIZATION, VERSION, bearer
+
+TYPES = {400: "invalid_request_error", 401: "invalid_request_error", 403: "permission_error"}
+"""Status -> the envelope's type; any other is a server's. Source: design §8."""
+
+
+def header(request: IRequest, name: str) -> str | None:
+    """The request header ``name`` as text, or None."""
+    value = request.getHeader(name.lower().encode("ascii"))
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+
+def bearer_of(request: IRequest) -> str | None:
+    """The bearer token the request presents, or None."""
+    return bearer(header(request, AUTHORIZATION))
+
+
+def query(request: Any, name: str) -> str:
+    """The first query argument ``name``, or nothing."""
+    values = request.args.get(name.encode("ascii")) or [b""]
+    return values[0].decode("utf-8", "replace")
+
+
+def same_origin(request: IRequest) -> bool:
+    """Whether a browser's page of this very host asks, or no browser at all: a client without Origin passes."""
+    origin = header(request, "Origin")
+    return not origin or urlsplit(origin).netloc.lower() == (header(request, "Host") or "").lower()
+
+
+def refuse(request: Any, status: int, code: str, text: str, *, retry_after: int | None = None) -> int:
+    """Answer with the JSON error envelope, and with this build's version; the request is finished."""
+    request.setHeader(VERSION.encode("ascii"), __version__.encode("ascii"))
+    if status == 401:
+        request.setHeader(b"WWW-Authenticate", b'Bearer realm="localai-dist"')
+    body = json_error(request, status, code, text, TYPES.get(status, "server_error"), retry_after=retry_after)
+    if isinstance(body, bytes):
+        request.write(body)
+        request.finish()
+    return NOT_DONE_YET

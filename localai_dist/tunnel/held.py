@@ -1,0 +1,241 @@
+"""
+The tunnels this frontend holds.
+
+``attach`` claims the node in the registry first and stores the session only then, so that nobody finds a session here
+whose ownership is not this instance's. A later tunnel of the same node wins; the older session is closed after the
+swap. ``detach`` names the attachment it ends, so a late ending of an older tunnel touches nothing of a newer one.
+
+Source: wire contract §7, local tunnel registry.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from twisted.internet.defer import Deferred, DeferredLock
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from localai_dist.errors import LocalAIDistError
+from localai_dist.ids import Epoch, InstanceId, NodeId
+from localai_dist.mux.errors import SessionDead
+from localai_dist.net.session import MuxSession
+from localai_dist.store.errors import FencedOut, StoreError
+
+RELEASE_TIMEOUT: Final = 5.0
+"""Seconds one release may take. Source: wire contract §7."""
+RELEASE_RETRY: Final = 5.0
+"""Seconds until a release that the database did not answer is tried again."""
+
+
+class ReleaseLate(LocalAIDistError):
+    """The database did not answer a release in time; whether it was done is not known."""
+
+
+class OwnershipLike(Protocol):
+    """What is needed of the registry's fenced ownership."""
+
+    def claim(self, node: NodeId, instance: InstanceId) -> Awaitable[Epoch]:
+        """Make ``instance`` the owner, unconditionally; the new epoch."""
+
+    def release(self, node: NodeId, instance: InstanceId, epoch: Epoch) -> Awaitable[None]:
+        """End exactly that ownership; raises ``FencedOut`` if it is no longer the row's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """Names one attach; ``serial`` differs each time, also for the same node."""
+
+    node: NodeId
+    serial: int
+
+
+@dataclass(slots=True)
+class _Held:
+    attachment: Attachment
+    session: MuxSession
+    epoch: Epoch
+
+
+class HeldTunnels:
+    """
+    Node -> session, with the claim that goes with each.
+
+    Args:
+        ownership: the registry's fenced ownership.
+        instance: this frontend's id.
+        clock: bounds releases and times their repetition.
+    """
+
+    log = Logger()
+
+    def __init__(self, ownership: OwnershipLike, instance: InstanceId, *, clock: IReactorTime) -> None:
+        self._ownership = ownership
+        self.instance: Final = instance
+        self._clock = clock
+        self._held: dict[NodeId, _Held] = {}
+        self._gates: dict[NodeId, DeferredLock] = {}
+        self._unreleased: dict[NodeId, IDelayedCall] = {}
+        self._serials = itertools.count(1)
+        self._stopped = False
+
+    def get(self, node: NodeId) -> MuxSession | None:
+        """The open session of ``node``'s tunnel if it ends here; asks nobody."""
+        held = self._held.get(node)
+        return held.session if held is not None and held.session.is_open else None
+
+    def sessions(self) -> dict[NodeId, MuxSession]:
+        """Every held tunnel, a copy."""
+        return {node: held.session for node, held in self._held.items()}
+
+    async def attach(self, node: NodeId, session: MuxSession) -> Attachment:
+        """
+        Claim ``node`` and hold ``session`` as its tunnel.
+
+        Cancelling it while the claim is under way leaves whatever claim was made to the next one's.
+
+        Raises:
+            StoreError: the claim failed; nothing changed here and the caller closes the session.
+            SessionDead: the session ended while the claim was made; the claim is released again.
+        """
+        async with self._gate(node):
+            epoch = await self._ownership.claim(node, self.instance)
+            self._forget_release(node)
+            if not session.is_open:
+                await self._release(node, epoch)
+                raise SessionDead(f"the tunnel of node {node} ended while it was being claimed")
+            attachment = Attachment(node, next(self._serials))
+            previous, self._held[node] = self._held.get(node), _Held(attachment, session, epoch)
+        if previous is not None:
+            self.log.info("node {node} opened a newer tunnel, closing the older one", node=node)
+            previous.session.close()
+        return attachment
+
+    async def detach(self, attachment: Attachment) -> None:
+        """Stop holding what ``attachment`` names and release its claim; nothing if a newer one took its place."""
+        held = self._held.get(attachment.node)
+        if held is None or held.attachment != attachment:
+            return
+        del self._held[attachment.node]
+        async with self._gate(attachment.node):
+            await self._release(attachment.node, held.epoch)
+
+    async def reclaim(self) -> None:
+        """
+        Claim anew every tunnel that is still held: this instance was swept while it was silent.
+
+        The claim's epoch moves, the attachment does not.
+
+        Raises:
+            StoreError: the database did not answer; the rest was not claimed.
+        """
+        for node in list(self._held):
+            async with self._gate(node):
+                await self._reclaim_one(node)
+
+    async def release_all(self) -> None:
+        """Close every tunnel and release its claim; used once, when the frontend stops."""
+        self._stopped = True
+        for node in list(self._unreleased):
+            self._forget_release(node)
+        for held in list(self._held.values()):
+            held.session.close()
+            await self.detach(held.attachment)
+
+    def go_away(self, over: float) -> None:
+        """
+        Tell every held worker to open its next tunnel elsewhere, spread evenly over ``over`` seconds.
+
+        Running streams go on. Source: design §7 (a draining frontend spreads its go-aways).
+        """
+        sessions = [held.session for held in self._held.values() if held.session.is_open]
+        for index, session in enumerate(sessions):
+            self._clock.callLater(over * index / len(sessions), _say_go_away, session)
+
+    def end(self, node: NodeId) -> bool:
+        """Close the tunnel of ``node`` if it is held here (its identity changed hands); whether it was."""
+        held = self._held.get(node)
+        if held is None:
+            return False
+        held.session.close()
+        return True
+
+    async def _reclaim_one(self, node: NodeId) -> None:
+        held = self._held.get(node)
+        if held is None or not held.session.is_open:
+            return
+        epoch = await self._ownership.claim(node, self.instance)
+        if self._held.get(node) is held:
+            held.epoch = epoch
+        else:  # detached meanwhile: its release waits at the gate with the older epoch, which no longer fits
+            await self._release(node, epoch)
+
+    async def _release(self, node: NodeId, epoch: Epoch) -> None:
+        """Release within the timeout; without an answer it is tried again until a claim or an answer settles it."""
+        try:
+            await _within(self._clock, self._ownership.release(node, self.instance, epoch))
+        except FencedOut:
+            self.log.debug("node {node} has a newer owner already", node=node)
+        except (StoreError, ReleaseLate) as error:
+            self.log.warn("could not release node {node} yet: {error}", node=node, error=error)
+            self._release_later(node, epoch)
+
+    def _release_later(self, node: NodeId, epoch: Epoch) -> None:
+        self._forget_release(node)
+        if not self._stopped:
+            self._unreleased[node] = self._clock.callLater(RELEASE_RETRY, self._release_again, node, epoch)
+
+    def _release_again(self, node: NodeId, epoch: Epoch) -> None:
+        del self._unreleased[node]
+        Deferred.fromCoroutine(self._release(node, epoch)).addErrback(
+            lambda failure: self.log.failure("releasing node {node} failed", failure, node=node)
+        )
+
+    def _forget_release(self, node: NodeId) -> None:
+        pending = self._unreleased.pop(node, None)
+        if pending is not None:
+            pending.cancel()
+
+    @asynccontextmanager
+    async def _gate(self, node: NodeId) -> AsyncIterator[None]:
+        """One claim or release of a node at a time; a gate exists only while somebody uses it."""
+        gate = self._gates.setdefault(node, DeferredLock())
+        await gate.acquire()
+        try:
+            yield
+        finally:
+            gate.release()
+            if not gate.locked and self._gates.get(node) is gate:
+                del self._gates[node]
+
+
+def _say_go_away(session: MuxSession) -> None:
+    if session.is_open:
+        session.go_away()
+
+
+def _within(clock: IReactorTime, work: Awaitable[None]) -> Deferred[None]:
+    """
+    Fires as ``work`` does, or fails with ``ReleaseLate``.
+
+    The work is not cancelled: a statement that was sent can't be taken back, and what it does later is fenced.
+    """
+    answer: Deferred[None] = Deferred()
+    timer = clock.callLater(RELEASE_TIMEOUT, answer.errback, ReleaseLate(f"no answer within {RELEASE_TIMEOUT:.0f} s"))
+
+    def settled(result: Failure | None) -> None:
+        if timer.active():
+            timer.cancel()
+            answer.callback(result)  # a Failure makes it an errback
+
+    Deferred.fromCoroutine(_coroutine(work)).addBoth(settled)
+    return answer
+
+
+async def _coroutine(awaitable: Awaitable[None]) -> None:
+    await awaitable

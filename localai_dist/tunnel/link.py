@@ -1,0 +1,249 @@
+"""
+The lifecycle of a worker's tunnel, as a machine.
+
+Make before break: a tunnel whose frontend says go-away stays in use while the next one is dialled (``replacing``), and
+while a failed round is waited out (``lingering``); its running streams end by themselves.
+
+::
+
+    resting ─start─▶ dialling ─dialled─▶ up ─told_to_go─▶ lingering ─retry─▶ replacing ─dialled─▶ up
+                      │    ▲             │                 │    ▲               │ │
+            round_failed  retry         lost              lost  └─round_failed──┘ └─lost─▶ dialling
+                      ▼    │             ▼                 ▼
+                     waiting ◀───────────┴─────────────────┘          stop: from anywhere to stopped
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from automat import TypeMachineBuilder, pep614
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from localai_dist.backoff import Backoff
+from localai_dist.errors import LocalAIDistError
+from localai_dist.mux.errors import KeepaliveTimeout
+from localai_dist.net.errors import NetError
+from localai_dist.net.session import MuxSession, SessionEnd
+from localai_dist.tunnel.urls import Rotation
+
+SETTLED: Final = 30.0
+"""A session this long (s) resets the count of failed attempts. Source: design §7."""
+
+
+class NoCredential(LocalAIDistError):
+    """The node is not registered yet, so there is nothing to present: no dial is made."""
+
+
+class RoundFailed(LocalAIDistError):
+    """No frontend gave a tunnel; each refusal was logged, and the text is the last one's."""
+
+
+class Link(Protocol):
+    """The machine's inputs."""
+
+    def start(self) -> None:
+        """Open a tunnel and keep one open."""
+
+    def stop(self) -> None:
+        """Close every tunnel and open none."""
+
+    def dialled(self, session: MuxSession) -> None:
+        """A frontend admitted this node."""
+
+    def round_failed(self) -> None:
+        """No frontend did."""
+
+    def told_to_go(self) -> None:
+        """The frontend of the current tunnel said go-away."""
+
+    def lost(self) -> None:
+        """The current tunnel ended."""
+
+    def retry(self) -> None:
+        """The wait is over, or somebody knows that another try is worth it."""
+
+
+@dataclass(slots=True)
+class Core:
+    """
+    What the machine acts on.
+
+    Attributes:
+        dial: one frontend's URL -> a session; raises NetError or NoCredential.
+        on_change: called after ``current`` changed.
+        attempts: failed rounds and short sessions in a row.
+        current: the tunnel new streams come on.
+        retiring: tunnels that were told to go and still carry streams.
+    """
+
+    clock: IReactorTime
+    rotation: Rotation
+    backoff: Backoff
+    chance: Callable[[], float]
+    dial: Callable[[str], Awaitable[MuxSession]]
+    on_change: Callable[[str], None]
+    attempts: int = 0
+    at_once: bool = False
+    current: MuxSession | None = None
+    retiring: set[MuxSession] = field(default_factory=set)
+    round: Deferred[MuxSession] | None = None
+    waiting: IDelayedCall | None = None
+    log: Logger = field(default_factory=lambda: Logger(namespace="localai_dist.tunnel.link"))
+
+    def begin_round(self, link: Link) -> None:
+        """Try every frontend once."""
+        self.end_wait()
+        dialling = self.round = Deferred.fromCoroutine(self._try_each())
+        dialling.addCallbacks(
+            self._dialled, self._round_failed, callbackArgs=(link, dialling), errbackArgs=(link, dialling)
+        )
+
+    def begin_wait(self, link: Link) -> None:
+        """Wait for the next round: not at all after a go-away, else as the backoff says."""
+        delay = 0.0 if self.at_once else self.backoff.delay(self.attempts, self.chance())
+        self.at_once = False
+        self.waiting = self.clock.callLater(delay, self._wait_over, link)
+        if delay:
+            self.log.info("next try to open the tunnel in {delay:.1f} s", delay=delay, attempt=self.attempts)
+
+    def adopt(self, link: Link, session: MuxSession) -> None:
+        """``session`` is the tunnel now; the one before retires."""
+        if self.current is not None:
+            self.retiring.add(self.current)
+        self.current = session
+        session.on_go_away = lambda: self._told_to_go(link, session)
+        self.on_change("connected")
+        session.when_closed().addCallback(self._closed, link, session)
+
+    def halt(self) -> None:
+        """No round, no wait, and every session closing."""
+        self.end_wait()
+        dialling, self.round = self.round, None
+        if dialling is not None:
+            dialling.cancel()
+        for session in [*self.retiring, *([self.current] if self.current is not None else [])]:
+            session.close()
+
+    def end_wait(self) -> None:
+        """Forget the timer."""
+        waiting, self.waiting = self.waiting, None
+        if waiting is not None and waiting.active():
+            waiting.cancel()
+
+    async def _try_each(self) -> MuxSession:
+        last = "no frontend URL"
+        for url in self.rotation.order():
+            try:
+                session = await self.dial(url)
+            except NetError as error:
+                last = str(error)
+                continue
+            self.rotation.worked(url)
+            return session
+        raise RoundFailed(last)
+
+    def _dialled(self, session: MuxSession, link: Link, dialling: Deferred[MuxSession]) -> None:
+        if self.round is not dialling:  # halted while the answer was under way
+            session.close()
+            return
+        self.round = None
+        link.dialled(session)
+
+    def _round_failed(self, failure: Failure, link: Link, dialling: Deferred[MuxSession]) -> None:
+        if self.round is not dialling:
+            return
+        self.round = None
+        self.attempts += 1
+        if failure.check(RoundFailed, NoCredential) is None:
+            self.log.failure("dialling failed in an unforeseen way", failure)
+        self.on_change(failure.getErrorMessage())
+        link.round_failed()
+
+    def _wait_over(self, link: Link) -> None:
+        self.waiting = None
+        link.retry()
+
+    def _told_to_go(self, link: Link, session: MuxSession) -> None:
+        if session is not self.current:
+            return
+        self.log.info("the frontend says go-away, opening the next tunnel")
+        self._count(session)
+        # At once, as long as not every frontend has sent us on in a row: two workers with one identity, or a fleet
+        # that is going down, must not make a busy loop of it.
+        self.at_once = self.attempts <= len(self.rotation)
+        self.rotation.skip()
+        link.told_to_go()
+
+    def _closed(self, reason: SessionEnd, link: Link, session: MuxSession) -> None:
+        if session is not self.current:
+            self.retiring.discard(session)
+            return
+        self.log.info("the tunnel ended: {reason}", reason=reason.getErrorMessage())
+        self.current = None
+        self._count(session)
+        if reason.check(KeepaliveTimeout) is not None:  # a silent frontend would cost the whole dial timeout
+            self.rotation.skip()
+        self.on_change(reason.getErrorMessage())
+        link.lost()
+
+    def _count(self, session: MuxSession) -> None:
+        settled = self.clock.seconds() - session.opened_at >= SETTLED
+        self.attempts = 1 if settled else self.attempts + 1
+
+
+def _machine() -> Callable[[Core], Link]:
+    machine = TypeMachineBuilder(Link, Core)
+    resting = machine.state("resting")
+    dialling = machine.state("dialling")
+    waiting = machine.state("waiting")
+    up = machine.state("up")
+    lingering = machine.state("lingering")
+    replacing = machine.state("replacing")
+    stopped = machine.state("stopped")
+
+    @pep614(resting.upon(Link.start).to(dialling))
+    @pep614(stopped.upon(Link.start).to(dialling))
+    @pep614(waiting.upon(Link.retry).to(dialling))
+    @pep614(lingering.upon(Link.retry).to(replacing))
+    def begin_round(link: Link, core: Core) -> None:
+        core.begin_round(link)
+
+    @pep614(dialling.upon(Link.round_failed).to(waiting))
+    @pep614(replacing.upon(Link.round_failed).to(lingering))
+    @pep614(up.upon(Link.lost).to(waiting))
+    @pep614(up.upon(Link.told_to_go).to(lingering))
+    def begin_wait(link: Link, core: Core) -> None:
+        core.begin_wait(link)
+
+    @pep614(dialling.upon(Link.dialled).to(up))
+    @pep614(replacing.upon(Link.dialled).to(up))
+    def adopt(link: Link, core: Core, session: MuxSession) -> None:
+        core.adopt(link, session)
+
+    lingering.upon(Link.lost).to(waiting).returns(None)  # the timer goes on
+    replacing.upon(Link.lost).to(dialling).returns(None)  # so does the round
+
+    for state in (resting, dialling, waiting, up, lingering, replacing):
+
+        @pep614(state.upon(Link.stop).to(stopped))
+        def halt(link: Link, core: Core) -> None:
+            core.halt()
+
+    stopped.upon(Link.stop).loop().returns(None)
+    for state in (lingering, replacing, stopped):
+        state.upon(Link.told_to_go).loop().returns(None)
+    stopped.upon(Link.lost).loop().returns(None)
+    for state in (dialling, waiting, up, lingering, replacing):
+        state.upon(Link.start).loop().returns(None)
+    for state in (resting, dialling, up, replacing, stopped):
+        state.upon(Link.retry).loop().returns(None)
+    return machine.build()
+
+
+make_link: Final = _machine()
