@@ -1,5 +1,5 @@
 """
-One database connection, from open to lost: txpostgres with what it lacks. Never reopened (``healing.py`` makes a new one).
+One database connection, from open to lost: txpostgres with what it lacks. Never reopened (``healing.py`` makes more).
 
 What it adds (reference: stack.md §A): a connect timeout (libpq ignores its own in asynchronous mode), a statement
 timeout by our own timer that drops the connection, cancelling that neither blocks nor logs, no traceback when an idle

@@ -1,4 +1,4 @@
-"""Bring the tables up to this program's version, under one lock; refuse a newer one. Synchronous: before the reactor."""
+"""Bring the tables up to this program's version, under one lock; refuse newer ones. Synchronous: before the reactor."""
 
 from __future__ import annotations
 
@@ -82,9 +82,7 @@ def _connect(dsn: str) -> PsycopgConnection:
     try:
         connection: PsycopgConnection = psycopg2.connect(full)
     except psycopg2.Error as error:
-        raise StoreUnavailable(
-            f"can't connect to the database at {redact(dsn)}: {one_line(str(error), dsn)}"
-        ) from None
+        raise StoreUnavailable(f"can't connect to the database at {redact(dsn)}: {one_line(str(error), dsn)}") from None
     if connection.server_version < OLDEST_SERVER:
         found = connection.server_version // 10000
         connection.close()

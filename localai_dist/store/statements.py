@@ -93,4 +93,6 @@ def load_statements(file: str) -> Mapping[str, str]:
 
 def files() -> list[str]:
     """The names of every file in ``sql/``."""
-    return sorted(entry.name for entry in (resources.files(__package__) / "sql").iterdir() if entry.name.endswith(".sql"))
+    return sorted(
+        entry.name for entry in (resources.files(__package__) / "sql").iterdir() if entry.name.endswith(".sql")
+    )
