@@ -280,8 +280,8 @@ def outcome_of_tunnel_reply(payload: bytes) -> Outcome | None:
             return Refused(code, text)
         case TunnelErr(code, text):
             return NotServed(f"{code}: {text}")
-        case Unknown(text):
-            return NotServed(f"a reply this build does not know: {text[:120]!r}")
+        case unknown:
+            return NotServed(f"a reply this build does not know: {unknown.text[:120]!r}")
 
 
 def _budget(word: str) -> int | None:

@@ -1,0 +1,57 @@
+"""Names of things, and their parsers."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from twisted.trial.unittest import SynchronousTestCase
+
+from localai_dist.errors import InvalidName
+from localai_dist.ids import ProcessKey, parse_instance_id, parse_node_id, parse_process_key
+
+
+class IdentifierTests(SynchronousTestCase):
+    """Node and instance ids."""
+
+    def test_uuids_and_plain_words_pass(self) -> None:
+        """A uuid, a short name, and 36 characters are ids."""
+        for text in ("5b1f2a0e-9c40-4b6e-8f0e-0a3c6f7a9d11", "n1", "a" * 36, "A.b_c:d-e"):
+            self.assertEqual(parse_node_id(text), text)
+            self.assertEqual(parse_instance_id(text), text)
+
+    def test_anything_else_is_refused_and_named(self) -> None:
+        """Empty, long, spaced, multi-line or odd texts are refused with the kind of name that was wanted."""
+        for text in ("", " ", "a b", "a" * 37, "a\n", "-a", "é", "a/b"):
+            with self.assertRaisesRegex(InvalidName, "node id"):
+                parse_node_id(text)
+            with self.assertRaisesRegex(InvalidName, "instance id"):
+                parse_instance_id(text)
+
+    @given(st.text())
+    def test_an_id_never_has_a_space_or_a_line_break(self, text: str) -> None:
+        """What passes can be put into a relay frame as it is."""
+        try:
+            node = parse_node_id(text)
+        except InvalidName:
+            return
+        self.assertNotRegex(node, r"\s")
+
+
+class ProcessKeyTests(SynchronousTestCase):
+    """``model#replica``."""
+
+    @given(st.text(min_size=1), st.integers(0, 10**6))
+    def test_round_trip(self, model: str, replica: int) -> None:
+        """A key is read as it was printed, whatever the model's name."""
+        key = ProcessKey(model, replica)
+        self.assertEqual(parse_process_key(str(key)), key)
+
+    def test_without_index_is_replica_0(self) -> None:
+        """A bare model name is its replica 0."""
+        self.assertEqual(parse_process_key("tiny-facts"), ProcessKey("tiny-facts", 0))
+
+    def test_malformed(self) -> None:
+        """No model, or an index that is no plain number, is refused."""
+        for text in ("", "#0", "m#", "m#x", "m#-1", "m#1.5", "m#٣"):
+            with self.assertRaises(InvalidName):
+                parse_process_key(text)
