@@ -1,0 +1,128 @@
+"""
+A request's wishes and the model's defaults, as the contract's ``PredictOptions``.
+
+Source: reference/surface.md §4.5 for the fields; the defaults are LocalAI's (temperature 0.9, top_p 0.95, top_k 40).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from localai_dist.catalog.model import ModelConfig
+from localai_dist.rpc import backend_pb2 as pb
+
+TEMPERATURE = 0.9
+TOP_P = 0.95
+TOP_K = 40
+RANDOM_SEED = -1
+"""A backend told this draws a seed of its own."""
+
+_SEED_MASK = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How the client wants its answer made; None is "the model's default"."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    max_tokens: int | None = None
+    seed: int | None = None
+    repeat_penalty: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of a chat; ``tool_calls`` is JSON."""
+
+    role: str
+    content: str
+    name: str = ""
+    tool_call_id: str = ""
+    tool_calls: str = ""
+
+
+def token_limit(model: ModelConfig, sampling: Sampling) -> int:
+    """Tokens the answer may have; 0 is "until the model stops"."""
+    return sampling.max_tokens if sampling.max_tokens is not None else model.parameters.max_tokens or 0
+
+
+def completion_options(model: ModelConfig, sampling: Sampling, prompt: str, *, correlation: str) -> pb.PredictOptions:
+    """The call that continues ``prompt``."""
+    options = _options(model, sampling, correlation)
+    options.Prompt = prompt
+    return options
+
+
+def chat_options(
+    model: ModelConfig, sampling: Sampling, messages: Sequence[Message], *, correlation: str
+) -> pb.PredictOptions:
+    """
+    The call that answers ``messages``, after the model's system prompt if the chat brings none of its own.
+
+    The prompt is the messages' texts joined by line breaks: for a backend that applies no template.
+    """
+    options = _options(model, sampling, correlation)
+    said = list(messages)
+    if model.system_prompt and not any(message.role in ("system", "developer") for message in said):
+        said.insert(0, Message("system", model.system_prompt))
+    options.Prompt = "\n".join(message.content for message in said)
+    if model.template.use_tokenizer_template:
+        options.UseTokenizerTemplate = True
+        options.Messages.extend(_message(message) for message in said)
+    return options
+
+
+def embedding_options(model: ModelConfig, text: str, *, correlation: str) -> pb.PredictOptions:
+    """The call that embeds ``text``."""
+    return pb.PredictOptions(Embeddings=text, ModelIdentity=model.identity, CorrelationId=correlation)
+
+
+def _options(model: ModelConfig, sampling: Sampling, correlation: str) -> pb.PredictOptions:
+    preset = model.parameters
+    return pb.PredictOptions(
+        Temperature=_first(sampling.temperature, preset.temperature, TEMPERATURE),
+        TopP=_first(sampling.top_p, preset.top_p, TOP_P),
+        TopK=int(_first(sampling.top_k, preset.top_k, TOP_K)),
+        MinP=_first(sampling.min_p, preset.min_p, 0),
+        Penalty=_first(sampling.repeat_penalty, preset.repeat_penalty, 0),
+        FrequencyPenalty=_first(sampling.frequency_penalty, preset.frequency_penalty, 0),
+        PresencePenalty=_first(sampling.presence_penalty, preset.presence_penalty, 0),
+        Seed=_seed(sampling.seed if sampling.seed is not None else preset.seed),
+        Tokens=token_limit(model, sampling),
+        StopPrompts=dict.fromkeys((*sampling.stop, *preset.stop, *model.stopwords)),
+        IgnoreEOS=sampling.ignore_eos,
+        Threads=model.threads,
+        ModelIdentity=model.identity,
+        CorrelationId=correlation,
+    )
+
+
+def _message(message: Message) -> pb.Message:
+    return pb.Message(
+        role=message.role,
+        content=message.content,
+        name=message.name,
+        tool_call_id=message.tool_call_id,
+        tool_calls=message.tool_calls,
+    )
+
+
+def _first(asked: float | None, preset: float | None, default: float) -> float:
+    if asked is not None:
+        return asked
+    return default if preset is None else preset
+
+
+def _seed(seed: int | None) -> int:
+    """The contract's seed has 32 bits; clients send 64. Equal seeds stay equal."""
+    if seed is None or seed == RANDOM_SEED:
+        return RANDOM_SEED
+    return seed & _SEED_MASK

@@ -1,0 +1,162 @@
+"""The models folder, read anew every two seconds, off the reactor's thread."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from twisted.application.service import Service
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IReactorTime
+from twisted.internet.task import LoopingCall
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from localai_dist.catalog.model import ModelConfig
+from localai_dist.catalog.snapshot import Snapshot, read_snapshot
+from localai_dist.ids import ModelName
+from localai_dist.units import MiB
+
+log = Logger()
+
+INTERVAL = 2.0
+"""Time between two looks at the folder (s); a dropped file is served within 5 s (WALK-2)."""
+
+FILE_LIMIT = 1 * MiB
+"""A model YAML bigger than this is a problem, not a model (bytes)."""
+
+Signature = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One look at the folder: what the files were like, and what they said."""
+
+    signatures: Mapping[str, Signature] = field(default_factory=dict)
+    snapshot: Snapshot = field(default_factory=Snapshot)
+
+
+def look(folder: Path, before: Look) -> Look:
+    """
+    The folder now; ``before`` itself when no YAML file changed.
+
+    Raises:
+        OSError: the folder can't be read.
+    """
+    signatures = _signatures(folder)
+    if signatures == before.signatures:
+        return before
+    texts: dict[str, str] = {}
+    problems: dict[str, str] = {}
+    for name in signatures:
+        try:
+            texts[name] = _read(folder / name)
+        except FileNotFoundError:
+            continue  # taken away between the listing and now: the next look will agree
+        except (OSError, ValueError) as error:
+            problems[name] = f"can't be read: {error}"
+    read = read_snapshot(texts)
+    return Look(signatures, Snapshot(read.models, {**read.problems, **problems}))
+
+
+def _signatures(folder: Path) -> dict[str, Signature]:
+    found: dict[str, Signature] = {}
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith(".") or not entry.name.endswith((".yaml", ".yml")):
+                continue
+            try:
+                if entry.is_file():
+                    stat = entry.stat()
+                    found[entry.name] = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
+            except FileNotFoundError:
+                continue
+    return found
+
+
+def _read(path: Path) -> str:
+    with path.open("rb") as file:
+        content = file.read(FILE_LIMIT + 1)
+    if len(content) > FILE_LIMIT:
+        raise ValueError(f"more than {FILE_LIMIT} bytes; a model file is a short YAML text")
+    return content.decode("utf-8")
+
+
+class CatalogWatch(Service):
+    """
+    The models being served, from the YAML files of ``folder``.
+
+    Args:
+        in_thread: runs a function off the reactor's thread (``deferToThreadPool`` with its first two arguments given).
+    """
+
+    name = "catalog"
+
+    def __init__(
+        self, folder: Path, *, clock: IReactorTime, in_thread: Callable[[Callable[[], Look]], Deferred[Look]]
+    ) -> None:
+        self._folder = folder
+        self._in_thread = in_thread
+        self._look = Look()
+        self._trouble = ""
+        self._loop = LoopingCall(self._again)
+        self._loop.clock = clock
+
+    @property
+    def folder(self) -> Path:
+        """The models folder."""
+        return self._folder
+
+    @property
+    def problems(self) -> Mapping[str, str]:
+        """YAML file name -> why it is not served."""
+        return self._look.snapshot.problems
+
+    def all(self) -> list[ModelConfig]:
+        """Every served model, by name."""
+        return list(self._look.snapshot.models.values())
+
+    def get(self, name: str) -> ModelConfig | None:
+        """The model that clients call ``name``."""
+        return self._look.snapshot.models.get(ModelName(name))
+
+    def startService(self) -> None:
+        """Read the folder once, at once, so that the first request finds its model; then every two seconds."""
+        super().startService()
+        try:
+            self._adopt(look(self._folder, self._look))
+        except OSError as error:
+            self._complain(error)
+        self._loop.start(INTERVAL, now=False)
+
+    def stopService(self) -> None:
+        """Stop looking; the last snapshot stays."""
+        super().stopService()
+        if self._loop.running:
+            self._loop.stop()
+
+    def _again(self) -> Deferred[None]:
+        before = self._look
+        return self._in_thread(lambda: look(self._folder, before)).addCallbacks(self._adopt, self._failed)
+
+    def _failed(self, failure: Failure) -> None:
+        failure.trap(OSError)
+        self._complain(failure.value)
+
+    def _complain(self, error: BaseException) -> None:
+        if str(error) != self._trouble:
+            self._trouble = str(error)
+            log.warn("the models folder {folder} can't be read: {error}", folder=str(self._folder), error=error)
+
+    def _adopt(self, seen: Look) -> None:
+        self._trouble = ""
+        if seen is self._look:
+            return
+        before, self._look = self._look, seen
+        known = before.snapshot.problems
+        for source, reason in seen.snapshot.problems.items():
+            if known.get(source) != reason:
+                log.warn("model file {source} is not served: {reason}", source=source, reason=reason)
+        log.info("serving {count} models: {names}", count=len(self.all()), names=", ".join(seen.snapshot.models))

@@ -1,0 +1,192 @@
+"""One YAML text becomes one model, or names what is wrong with it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+from twisted.trial.unittest import SynchronousTestCase
+
+from localai_dist.catalog.errors import BadModelFile
+from localai_dist.catalog.model import ModelConfig, Parameters, Template, shards_of
+from localai_dist.catalog.parse import parse_model
+from localai_dist.ids import ModelName
+
+TINY = """
+name: tiny-facts
+backend: llama-cpp
+context_size: 256
+threads: 1
+embeddings: true
+parameters:
+  model: tiny-facts-1m-q8_0.gguf
+  temperature: 0
+  stop: ["</s>"]
+template:
+  use_tokenizer_template: true
+options: ["gpu:off"]
+some_key_of_a_later_version: [1, 2]
+"""
+
+
+class ParseTests(SynchronousTestCase):
+    def refused(self, text: str) -> str:
+        with self.assertRaises(BadModelFile) as caught:
+            parse_model(text, source="broken.yaml")
+        self.assertEqual(caught.exception.source, "broken.yaml")
+        self.assertIn("broken.yaml", str(caught.exception))
+        return caught.exception.reason
+
+    def test_what_a_file_says(self) -> None:
+        """
+        The keys people write come out typed; keys nobody knows here are ignored.
+        """
+        model = parse_model(TINY, source="tiny.yaml")
+        self.assertEqual(
+            model,
+            ModelConfig(
+                name=ModelName("tiny-facts"),
+                backend="llama-cpp",
+                parameters=Parameters("tiny-facts-1m-q8_0.gguf", temperature=0, stop=("</s>",)),
+                context_size=256,
+                threads=1,
+                embeddings=True,
+                template=Template(True),
+                options=("gpu:off",),
+            ),
+        )
+        self.assertEqual((model.model_file, model.identity, model.source), (*["tiny-facts-1m-q8_0.gguf"] * 2, "tiny.yaml"))
+
+    def test_least_file(self) -> None:
+        """
+        A name, a backend and a weights file are enough.
+        """
+        model = parse_model("{name: a, backend: b, parameters: {model: c.gguf}}", source="a.yaml")
+        self.assertEqual(model, ModelConfig(ModelName("a"), "b", Parameters("c.gguf")))
+
+    def test_what_is_missing_is_named(self) -> None:
+        """
+        A file without name, backend or weights says which one it lacks.
+        """
+        self.assertIn("name is missing", self.refused("{backend: b, parameters: {model: c}}"))
+        self.assertIn("backend is missing", self.refused("{name: a, parameters: {model: c}}"))
+        self.assertIn("parameters.model is missing", self.refused("{name: a, backend: b}"))
+
+    def test_what_is_wrong_is_named(self) -> None:
+        """
+        A key of a wrong type is named, and something that is no YAML says so in one line.
+        """
+        self.assertIn("context_size", self.refused("{name: a, backend: b, parameters: {model: c}, context_size: lots}"))
+        self.assertIn("parameters.top_k", self.refused("{name: a, backend: b, parameters: {model: c, top_k: x}}"))
+        self.assertIn("not YAML", self.refused("{name: [a"))
+        self.assertNotIn("\n", self.refused("{name: [a"))
+        self.assertIn("mapping", self.refused("just a text"))
+        self.assertIn("mapping", self.refused(""))
+        self.assertIn("not YAML", self.refused("name: !!python/object/apply:os.system [id]"))
+
+    def test_names_that_can_not_be(self) -> None:
+        """
+        A name with a space, a control character or # in it, or one longer than the registry holds, is refused.
+        """
+        for name in ("a b", "a#0", "a\\tb", "a" * 256):
+            self.assertIn("name", self.refused(f'{{name: "{name}", backend: b, parameters: {{model: c}}}}'))
+
+    def test_paths_stay_inside(self) -> None:
+        """
+        A model file can't make a worker read or write outside of the models folder.
+        """
+        for path in ("/etc/passwd", "../secrets", "a/../../b", "a\\\\b", "folder/", "."):
+            self.assertIn("models folder", self.refused(f'{{name: a, backend: b, parameters: {{model: "{path}"}}}}'))
+        for key in ("mmproj", "draft_model", "lora_adapter"):
+            text = f"{{name: a, backend: b, parameters: {{model: c}}, {key}: ../x}}"
+            self.assertIn("models folder", self.refused(text))
+
+    def test_adapters(self) -> None:
+        """
+        One adapter or several, with one scale or several.
+        """
+        head = "name: a\nbackend: b\nparameters: {model: c}\n"
+        one = parse_model(head + "lora_adapter: x.bin\nlora_scale: 0.5\n", source="a")
+        self.assertEqual((one.lora_adapters, one.lora_scales), (("x.bin",), (0.5,)))
+        two = parse_model(head + "lora_adapters: [x.bin, y.bin]\nlora_scales: [1, 2]\n", source="a")
+        self.assertEqual((two.lora_adapters, two.lora_scales), (("x.bin", "y.bin"), (1, 2)))
+
+    @given(st.text(max_size=200))
+    def test_any_text_is_a_model_or_a_bad_model_file(self, text: str) -> None:
+        """
+        Whatever a file holds, reading it ends in a model or in one clear refusal.
+        """
+        try:
+            parse_model(text, source="any.yaml")
+        except BadModelFile:
+            pass
+
+    @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=5), lambda inner: st.lists(inner)))
+    def test_any_value_for_a_key(self, value: object) -> None:
+        """
+        Whatever stands at a known key, the file is a model or a bad model file.
+        """
+        import json
+
+        for key in ("parameters", "options", "threads", "template", "name"):
+            try:
+                parse_model(json.dumps({"name": "a", "backend": "b", key: value}), source="any.yaml")
+            except BadModelFile:
+                pass
+
+
+class FilesTests(SynchronousTestCase):
+    def test_a_model_names_its_files_once(self) -> None:
+        """
+        The weights come first, then the companions, each once.
+        """
+        model = ModelConfig(
+            ModelName("a"), "b", Parameters("w.gguf"), mmproj="p.gguf", draft_model="w.gguf", lora_adapters=("l.bin",)
+        )
+        self.assertEqual(model.files(), ("w.gguf", "p.gguf", "l.bin"))
+
+    def test_shards(self) -> None:
+        """
+        The first piece of a split model stands for all its pieces; another piece or a whole file for itself.
+        """
+        self.assertEqual(
+            shards_of("d/x-00001-of-00003.gguf"),
+            ("d/x-00001-of-00003.gguf", "d/x-00002-of-00003.gguf", "d/x-00003-of-00003.gguf"),
+        )
+        self.assertEqual(shards_of("x-00002-of-00003.gguf"), ("x-00002-of-00003.gguf",))
+        self.assertEqual(shards_of("x.gguf"), ("x.gguf",))
+
+
+class RevisionTests(SynchronousTestCase):
+    def test_layout_does_not_count(self) -> None:
+        """
+        Comments, order of keys, defaults written out and the file's name leave the revision alone.
+        """
+        plain = parse_model("{name: a, backend: b, parameters: {model: c}}", source="1.yaml")
+        other = parse_model(
+            "# comment\nbackend: b\nparameters:\n  model: c\nmmap: true\nname: a\nthreads: 0\n", source="2.yaml"
+        )
+        self.assertEqual(plain.revision, other.revision)
+        self.assertRegex(plain.revision, r"\A[0-9a-f]{32}\Z")
+
+    def test_every_meaning_counts(self) -> None:
+        """
+        Any change of meaning changes the revision.
+        """
+        model = parse_model(TINY, source="tiny.yaml")
+        changed = [
+            replace(model, threads=2),
+            replace(model, backend="other"),
+            replace(model, options=("gpu:on",)),
+            replace(model, parameters=replace(model.parameters, temperature=0.1)),
+            replace(model, template=Template(False)),
+        ]
+        self.assertEqual(len({one.revision for one in [model, *changed]}), 6)
+
+    def test_known_value(self) -> None:
+        """
+        The revision is the same in every process and version: replicas are matched by it.
+        """
+        model = ModelConfig(ModelName("a"), "b", Parameters("c.gguf"))
+        self.assertEqual(model.revision, "b6b6cfc65c9df3c48363a4b8e55daec3")
