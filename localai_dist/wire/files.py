@@ -140,11 +140,13 @@ class Stored:
         size: bytes there; 0 when the file is absent or empty.
         exists: whether there is a file.
         target: set while the file is unfinished.
+        sha256: of a finished file, if it is known.
     """
 
     size: int = 0
     exists: bool = False
     target: Target | None = None
+    sha256: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +183,11 @@ class WritePiece:
 
 
 @dataclass(frozen=True, slots=True)
+class AlreadyWhole:
+    """The very file is there: answer 200, keep it."""
+
+
+@dataclass(frozen=True, slots=True)
 class WrongOffset:
     """Answer 416 with ``X-File-Size: size``: continue from there."""
 
@@ -201,11 +208,14 @@ class BadPut:
     text: str
 
 
-Decision: TypeAlias = WriteWhole | WritePiece | WrongOffset | StartOver | BadPut
+Decision: TypeAlias = WriteWhole | WritePiece | AlreadyWhole | WrongOffset | StartOver | BadPut
 
 
 def decide_put(stored: Stored, request: PutRequest) -> Decision:
     """What to do with a PUT, given what is on the disk."""
+    total = request.content_length if request.range is None else request.range.total
+    if stored.sha256 is not None and request.sha256 == stored.sha256 and total in (None, stored.size):
+        return AlreadyWhole()
     if request.range is None:
         return WriteWhole(request.sha256, request.content_length)
     if request.content_length is not None and request.content_length != request.range.length:

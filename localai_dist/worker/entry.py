@@ -1,0 +1,125 @@
+"""
+One staged file in progress: its writer's lock, its running hash, and the catch-up that reads it again.
+
+The hash has one user at a time. Bytes appended while a catch-up runs are written and left to it; it goes on until it
+has seen everything that is written.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from twisted.internet.defer import Deferred, DeferredLock
+from twisted.logger import Logger
+
+from localai_dist.worker import sums
+from localai_dist.worker.offload import Offload
+
+
+class Entry:
+    """
+    A file in progress.
+
+    Attributes:
+        path: the file.
+        lock: held by whoever writes or settles it.
+        size: bytes on the disk, as far as this process wrote or saw them.
+        failure: why the last verification ended early; told once.
+    """
+
+    _log = Logger()
+
+    def __init__(self, path: Path, offload: Offload) -> None:
+        self.path = path
+        self.lock = DeferredLock()
+        self.size = 0
+        self.failure: Exception | None = None
+        self._offload = offload
+        self._hash = sums.RunningHash()
+        self._catching_up = False
+        self._waiting: list[Deferred[None]] = []
+
+    @property
+    def verified(self) -> int:
+        """Bytes hashed."""
+        return self._hash.done
+
+    @property
+    def catching_up(self) -> bool:
+        """Whether the file is being read again."""
+        return self._catching_up
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody uses it."""
+        return not self.lock.locked and not self._catching_up
+
+    def seen(self, size: int) -> None:
+        """The file has ``size`` bytes: a hash of a file of another size is of no use."""
+        if not self._catching_up and (size != self.size or self._hash.done > size):
+            self._hash, self.size = sums.RunningHash(), size
+
+    async def restart(self) -> None:
+        """The file is about to be replaced: forget its hash, and wait until nobody reads it."""
+        self._hash, self.size = sums.RunningHash(), 0
+        if self._catching_up:
+            await self.caught_up()
+
+    async def append(self, descriptor: int, block: bytes) -> None:
+        """Write ``block`` at the end, and hash it unless a catch-up has to do that."""
+        inline = not self._catching_up and self._hash.done == self.size
+        hash_ = self._hash
+
+        def work() -> None:
+            sums.write_at(descriptor, self.size, block)
+            if inline:
+                hash_.add(block)
+
+        await self._offload(work)
+        self.size += len(block)
+        self.catch_up()
+
+    def catch_up(self) -> None:
+        """Hash what is not hashed yet; ``caught_up`` tells when."""
+        if not self._catching_up and self._hash.done < self.size:
+            self._catching_up = True
+            self.failure = None
+            running = Deferred.fromCoroutine(self._follow(self._hash))
+            running.addBoth(self._followed)
+
+    def caught_up(self) -> Deferred[None]:
+        """Fires when no catch-up runs; each call its own. ``failure`` tells how it went."""
+        waiter: Deferred[None] = Deferred(lambda cancelled: self._waiting.remove(cancelled))
+        if self._catching_up:
+            self._waiting.append(waiter)
+        else:
+            waiter.callback(None)
+        return waiter
+
+    async def sha256(self) -> str:
+        """
+        The hash of everything written.
+
+        Raises:
+            OSError: the file could not be read again.
+        """
+        self.catch_up()
+        await self.caught_up()
+        if self.failure is not None:
+            failure, self.failure = self.failure, None
+            raise failure
+        return self._hash.hexdigest()
+
+    async def _follow(self, hash_: sums.RunningHash) -> None:
+        while hash_ is self._hash and hash_.done < self.size:
+            await self._offload(hash_.follow, self.path, self.size)
+
+    def _followed(self, result: Any) -> None:
+        self._catching_up = False
+        if result is not None:
+            self.failure = result.value
+            self._log.warn("{file} can't be verified: {error}", file=self.path.name, error=result.value)
+        waiting, self._waiting = self._waiting, []
+        for waiter in waiting:
+            waiter.callback(None)

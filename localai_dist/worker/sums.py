@@ -1,0 +1,155 @@
+"""
+Staged files and their hash files on the disk, and a SHA-256 that follows a file as it grows. Blocking: used in threads.
+
+Beside a finished file lies ``<name>.sha256`` (trusted while it is not older than the file); beside an unfinished one
+``<name>.sha256.target`` with the hash it is to have and its size. The target is written before the first byte and
+removed after the last check, so that a crash at any point leaves a file that is either resumable or verified.
+
+Source: surface §5.6.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+from localai_dist.errors import UserMistake
+from localai_dist.units import MiB
+from localai_dist.wire.files import Stored, Target, parse_sha256
+from localai_dist.wire.keys import HASH_SUFFIX, TARGET_SUFFIX
+
+STEP_BYTES = 8 * MiB
+"""How much one ``RunningHash.follow`` reads at most, in pieces of 1 MiB."""
+
+
+def look(path: Path) -> Stored:
+    """
+    What is under ``path``.
+
+    Raises:
+        OSError: the disk said no, or it is not a plain file.
+    """
+    try:
+        status = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return Stored(target=read_target(path))
+    if not path.is_file():
+        raise IsADirectoryError(f"{path.name} is not a plain file")
+    sha256 = _read_sum(path, status.st_mtime_ns)
+    target = None if sha256 is not None else read_target(path)
+    return Stored(status.st_size, True, target, sha256)
+
+
+def read_target(path: Path) -> Target | None:
+    """What the unfinished file at ``path`` is to become; None if it is not unfinished, or that can't be read."""
+    try:
+        sha256, _, total = _beside(path, TARGET_SUFFIX).read_text("ascii").partition("\n")
+        return Target(parse_sha256(sha256), int(total) if total.strip().isdigit() else None)
+    except (OSError, UnicodeDecodeError, UserMistake):
+        return None
+
+
+def begin(path: Path, target: Target) -> None:
+    """Throw away what is at ``path`` and start an empty file that is to become ``target``."""
+    wipe(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _write(_beside(path, TARGET_SUFFIX), f"{target.sha256}\n{target.total or ''}\n")
+    create(path)
+
+
+def create(path: Path) -> None:
+    """An empty file at ``path``, a new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
+
+
+def replace(draft: Path, path: Path, sha256: str) -> None:
+    """Put ``draft``, which hashes to ``sha256``, in the place of what is at ``path``."""
+    wipe(path)
+    draft.rename(path)
+    finish(path, sha256)
+
+
+def finish(path: Path, sha256: str) -> None:
+    """Write down that the file at ``path`` is whole and hashes to ``sha256``; its bytes are flushed first."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    _write(_beside(path, HASH_SUFFIX), f"{sha256}\n")
+    _beside(path, TARGET_SUFFIX).unlink(missing_ok=True)
+
+
+def wipe(path: Path) -> None:
+    """Remove the file at ``path`` and what lies beside it. Whoever has it open keeps reading the old one."""
+    for victim in (_beside(path, HASH_SUFFIX), path, _beside(path, TARGET_SUFFIX)):
+        victim.unlink(missing_ok=True)
+
+
+def write_at(descriptor: int, offset: int, block: bytes) -> None:
+    """Write all of ``block`` at ``offset``."""
+    view = memoryview(block)
+    while view:
+        written = os.pwrite(descriptor, view, offset)
+        view, offset = view[written:], offset + written
+
+
+class RunningHash:
+    """
+    The SHA-256 of the first ``done`` bytes of a file.
+
+    One user at a time: whoever writes the file, or whoever catches up with it.
+    """
+
+    def __init__(self) -> None:
+        self.done = 0
+        self._sha256 = hashlib.sha256()
+
+    def add(self, block: bytes) -> None:
+        """The next bytes, just written."""
+        self._sha256.update(block)
+        self.done += len(block)
+
+    def follow(self, path: Path, until: int) -> None:
+        """
+        Read on from the file, at most ``STEP_BYTES`` and not beyond ``until``.
+
+        Raises:
+            OSError: it can't be read, or ended before ``until``.
+        """
+        with open(path, "rb", buffering=0) as file:
+            file.seek(self.done)
+            stop = min(until, self.done + STEP_BYTES)
+            while self.done < stop:
+                block = file.read(min(MiB, stop - self.done))
+                if not block:
+                    raise OSError(f"{path.name} is shorter than it was")
+                self.add(block)
+
+    def hexdigest(self) -> str:
+        """The hash so far."""
+        return self._sha256.hexdigest()
+
+
+def _read_sum(path: Path, not_older_than: int) -> str | None:
+    beside = _beside(path, HASH_SUFFIX)
+    try:
+        if beside.stat().st_mtime_ns < not_older_than:
+            return None
+        return parse_sha256(beside.read_text("ascii"))
+    except (OSError, UnicodeDecodeError, UserMistake):
+        return None
+
+
+def _beside(path: Path, suffix: str) -> Path:
+    return path.with_name(path.name + suffix)
+
+
+def _write(path: Path, text: str) -> None:
+    """Write the small file at ``path`` whole or not at all."""
+    draft = path.with_name(path.name + ".tmp")
+    draft.write_text(text, "ascii")
+    draft.rename(path)

@@ -1,0 +1,281 @@
+"""
+Staged files: one writer per key, resumable, hashed as the bytes arrive.
+
+After a restart (or for a file somebody put there by hand) there is no running hash; then the file is read once more in
+a thread, in steps, while HEAD tells how far that is.
+
+Source: surface §5.6, internals §4b; design §5 item 17.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, Protocol, assert_never
+
+from twisted.internet.defer import Deferred, DeferredList
+from twisted.logger import Logger
+
+from localai_dist.units import MiB
+from localai_dist.wire.files import (
+    AlreadyWhole,
+    BadPut,
+    PutRequest,
+    StartOver,
+    Stored,
+    Target,
+    WritePiece,
+    WriteWhole,
+    WrongOffset,
+    decide_put,
+)
+from localai_dist.worker import sums
+from localai_dist.worker.answers import (
+    Absent,
+    Conflict,
+    HeadAnswer,
+    Incomplete,
+    Partial,
+    PutAnswer,
+    Staged,
+    Unusable,
+    Verifying,
+    Whole,
+)
+from localai_dist.worker.entry import Entry
+from localai_dist.worker.offload import Offload
+from localai_dist.worker.timing import after, bounded, quiet
+
+BLOCK_BYTES = MiB
+"""Bytes written and hashed at a time; at most two such blocks of one upload are in memory."""
+BODY_SILENCE = 120.0
+"""Seconds a body may be silent before the PUT is given up, so that it doesn't keep the key from the next one."""
+HEAD_PATIENCE = 0.5
+"""Seconds a HEAD waits for a hash that is nearly there."""
+ENTRIES_KEPT = 256
+"""Running hashes remembered; one that is forgotten costs a second read of its file."""
+DRAFT_SUFFIX = ".upload-tmp"
+"""Beside a file that is being sent in one go, until it is right."""
+
+
+class Body(Protocol):
+    """A request's body (``net.request``)."""
+
+    async def read(self, n: int) -> bytes:
+        """Up to ``n`` bytes; empty at the end; raises if the client is gone."""
+
+
+class Uploads:
+    """
+    The staged files of this worker.
+
+    Args:
+        offload: for work on the disk.
+        clock: for the waits.
+    """
+
+    _log = Logger()
+
+    def __init__(self, *, offload: Offload, clock: Any) -> None:
+        self._offload = offload
+        self._clock = clock
+        self._entries: dict[Path, Entry] = {}
+
+    async def head(self, path: Path) -> HeadAnswer:
+        """
+        What is at ``path``; a file of unknown hash starts being hashed, and that is waited for a moment.
+
+        Raises:
+            OSError: the disk said no, now or in the hashing that a HEAD before this one started.
+        """
+        stored = await self._offload(sums.look, path)
+        answer = self._judge(path, stored)
+        if isinstance(answer, Verifying):
+            await self._settled(self._entry(path), HEAD_PATIENCE)
+            stored = await self._offload(sums.look, path)
+            answer = self._judge(path, stored)
+        return answer
+
+    async def put(self, path: Path, request: PutRequest, body: Body) -> PutAnswer:
+        """
+        Take one upload, or one piece of it; pieces for one path are taken one after the other.
+
+        Not to be cancelled: it ends when ``body`` does.
+
+        Raises:
+            OSError: the disk said no; what was written stays, for a resume.
+            Exception: what ``body.read`` raised, after what it had given was written.
+        """
+        entry = self._entry(path)
+        return await entry.lock.run(lambda: Deferred.fromCoroutine(self._put(entry, request, body)))
+
+    # -- HEAD ------------------------------------------------------------------------------------------------------
+
+    def _judge(self, path: Path, stored: Stored) -> HeadAnswer:
+        if not stored.exists:
+            return Absent()
+        if stored.sha256 is not None:
+            return Whole(stored.size, path, stored.sha256)
+        entry = self._entry(path)
+        if entry.failure is not None:
+            failure, entry.failure = entry.failure, None
+            raise failure
+        target = stored.target
+        unfinished = target is not None and (target.total is None or stored.size < target.total)
+        if unfinished and not entry.catching_up:
+            return Partial(stored.size, path, target)
+        if not unfinished and not entry.lock.locked:
+            verifying = entry.lock.run(lambda: Deferred.fromCoroutine(self._verify(entry)))
+            verifying.addErrback(self._not_verified, entry)
+        return Verifying(stored.size, path, entry.verified, target)
+
+    async def _verify(self, entry: Entry) -> None:
+        """A whole file whose hash nobody knows: find it."""
+        stored = await self._offload(sums.look, entry.path)
+        entry.seen(stored.size)
+        found = await entry.sha256()
+        if stored.target is not None and stored.target.sha256 != found:
+            self._log.warn("{file} is not what it was to become: removed", file=entry.path.name)
+            await self._wipe(entry)
+            return
+        await self._offload(sums.finish, entry.path, found)
+
+    def _not_verified(self, failure: Any, entry: Entry) -> None:
+        failure.trap(OSError)
+        entry.failure = failure.value
+
+    async def _settled(self, entry: Entry, patience: float) -> None:
+        done = entry.lock.acquire()
+        late = after(self._clock, patience)
+        await DeferredList([done, late], fireOnOneCallback=True)
+        if done.called:
+            entry.lock.release()
+        for one in (done, late):
+            if not one.called:
+                one.addErrback(quiet)
+                one.cancel()
+
+    # -- PUT -------------------------------------------------------------------------------------------------------
+
+    async def _put(self, entry: Entry, request: PutRequest, body: Body) -> PutAnswer:
+        # The first bytes are awaited before anything is decided: a request that waited for the lock and whose client
+        # is gone by now must not throw away what another one wrote.
+        first = await self._read(body, BLOCK_BYTES)
+        stored = await self._offload(sums.look, entry.path)
+        entry.seen(stored.size)
+        decision = decide_put(stored, request)
+        match decision:
+            case WriteWhole():
+                return await self._whole(entry, decision, first, body)
+            case WritePiece():
+                return await self._piece(entry, decision, first, body)
+            case AlreadyWhole():
+                return Staged(entry.path)
+            case WrongOffset(size):
+                return Incomplete(size, wrong_offset=True)
+            case StartOver(wipe):
+                if wipe:
+                    await self._wipe(entry)
+                return Conflict("what is here is not the beginning of this file: start again from 0")
+            case BadPut(text):
+                return Unusable(text)
+            case _:
+                assert_never(decision)
+
+    async def _piece(self, entry: Entry, piece: WritePiece, first: bytes, body: Body) -> PutAnswer:
+        if piece.fresh:
+            await entry.restart()
+            await self._offload(sums.begin, entry.path, piece.target)
+        entry.catch_up()
+        wanted = piece.range.length
+        received = await self._write(entry, first, body, wanted)
+        if received < wanted:
+            return Unusable(f"the body ended after {received} of {wanted} bytes")
+        if not piece.range.finishes:
+            return Incomplete(entry.size)
+        return await self._settle(entry, piece.target)
+
+    async def _settle(self, entry: Entry, target: Target) -> PutAnswer:
+        """Every byte is there: compare the hash, and write it down or throw the file away."""
+        found = await entry.sha256()
+        if found != target.sha256:
+            await self._wipe(entry)
+            return Unusable(f"the file's SHA-256 is {found}, not {target.sha256}: start again from 0")
+        await self._offload(sums.finish, entry.path, found)
+        return Staged(entry.path)
+
+    async def _whole(self, entry: Entry, whole: WriteWhole, first: bytes, body: Body) -> PutAnswer:
+        """Into a draft beside the file, which replaces it when it is right."""
+        draft = Entry(entry.path.with_name(entry.path.name + DRAFT_SUFFIX), self._offload)
+        await self._offload(sums.create, draft.path)
+        try:
+            received = await self._write(draft, first, body, whole.length)
+            if whole.length is not None and received < whole.length:
+                return Unusable(f"the body ended after {received} of {whole.length} bytes")
+            found = await draft.sha256()
+            if whole.sha256 not in (None, found):
+                return Unusable(f"the body's SHA-256 is {found}, not {whole.sha256}")
+            await entry.restart()
+            await self._offload(sums.replace, draft.path, entry.path, found)
+        finally:
+            await self._offload(draft.path.unlink, missing_ok=True)
+        return Staged(entry.path)
+
+    async def _write(self, entry: Entry, first: bytes, body: Body, limit: int | None) -> int:
+        """Write the body at the end of the file: how many bytes, at most ``limit``. One block is read ahead."""
+        descriptor = await self._offload(os.open, entry.path, os.O_WRONLY | os.O_CLOEXEC)
+        received = 0
+        writing: Deferred[None] | None = None
+        try:
+            async for block in self._blocks(first, body, limit):
+                if writing is not None:
+                    await writing
+                writing = Deferred.fromCoroutine(entry.append(descriptor, block))
+                received += len(block)
+        finally:
+            try:
+                if writing is not None:
+                    await writing
+            finally:
+                await self._offload(os.close, descriptor)
+        return received
+
+    async def _blocks(self, first: bytes, body: Body, limit: int | None) -> AsyncIterator[bytes]:
+        """The body in blocks; when it breaks off, what it had given comes first and then its error."""
+        block = bytearray(first)
+        given = 0
+        chunk = first
+        failure: Exception | None = None
+        while chunk and failure is None and limit not in (given + len(block), 0):
+            room = BLOCK_BYTES - len(block)
+            wanted = room if limit is None else min(room, limit - given - len(block))
+            try:
+                chunk = await self._read(body, wanted)
+            except Exception as error:  # noqa: BLE001 - kept, and raised below once what came before is written
+                failure = error
+            else:
+                block += chunk
+            if len(block) >= BLOCK_BYTES:
+                yield bytes(block)
+                given += len(block)
+                block.clear()
+        if block:
+            yield bytes(block)
+        if failure is not None:
+            raise failure
+
+    async def _read(self, body: Body, count: int) -> bytes:
+        return await bounded(body.read(count), BODY_SILENCE, self._clock, f"no byte came for {BODY_SILENCE:.0f} s")
+
+    async def _wipe(self, entry: Entry) -> None:
+        await entry.restart()
+        await self._offload(sums.wipe, entry.path)
+
+    def _entry(self, path: Path) -> Entry:
+        entry = self._entries.pop(path, None) or Entry(path, self._offload)
+        self._entries[path] = entry
+        for old in list(self._entries.values())[: max(0, len(self._entries) - ENTRIES_KEPT)]:
+            if old.idle:
+                del self._entries[old.path]
+        return entry
