@@ -41,11 +41,11 @@ def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
     return {**kept, **extra}
 
 
-def twistd(program: str, pidfile: Path) -> list[str]:
+def twistd(program: str) -> list[str]:
     """The argv of one of our daemons in the foreground; no secret is ever part of it."""
     script = Path(sys.executable).parent / "twistd"
     runner = [str(script)] if script.exists() else ["-c", "from twisted.scripts.twistd import run; run()"]
-    return [sys.executable, *runner, "-n", f"--pidfile={pidfile}", program]
+    return [sys.executable, *runner, "-n", "--pidfile=", program]
 
 
 class Child:

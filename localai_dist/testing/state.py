@@ -111,7 +111,7 @@ class State:
         """
         try:
             self.root.mkdir(mode=0o755, parents=True, exist_ok=True)
-            lock = open(self.root / "lock", "a+", encoding="utf-8", opener=_private)
+            lock = open(self.root / "lock", "a+", encoding="utf-8", opener=_private)  # noqa: SIM115
         except OSError as problem:
             raise StateUnusable(f"can't use the state folder {self.root}: {problem.strerror}") from problem
         try:

@@ -1,0 +1,48 @@
+"""What every subcommand is given: the frontend to ask, and how to print."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from localai_dist.cli.operator.api import Api, ApiFailure
+
+KEY_ENV = "LOCALAI_CLI_API_KEY"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """
+    The command's own options.
+
+    Attributes:
+        server: a frontend's address.
+        as_json: whether to print the API's own JSON.
+    """
+
+    server: str
+    as_json: bool
+
+    @property
+    def api(self) -> Api:
+        """The frontend, with the key from the environment or from the file it names."""
+        return Api(self.server.rstrip("/"), _key())
+
+
+def _key() -> str:
+    if os.environ.get(KEY_ENV):
+        return os.environ[KEY_ENV]
+    path = os.environ.get(KEY_ENV + "_FILE")
+    if not path:
+        return ""
+    try:
+        return Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as problem:
+        raise ApiFailure(f"can't read the key from {path} ({KEY_ENV}_FILE): {problem}") from problem
+
+
+pass_asked: Any = click.make_pass_decorator(Asked)
