@@ -21,7 +21,6 @@ from twisted.web.server import NOT_DONE_YET
 
 from localai_dist.errors import InvalidName
 from localai_dist.ids import InstanceId, parse_instance_id
-from localai_dist.net import websocket
 from localai_dist.net.session import MuxSession, SessionConfig, SessionEnd
 from localai_dist.net.stream import MuxStream
 from localai_dist.store.errors import StoreError
@@ -122,9 +121,8 @@ class PeerResource(Resource):
         if refusal is not None:
             self._refuse(request, refusal, peer)
             return
-        websocket.accept(
+        door.upgrade(
             request,
-            client=False,
             config=self._config,
             clock=self._clock,
             on_session=lambda session: self._admitted(InstanceId(peer), session),

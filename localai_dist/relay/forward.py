@@ -27,10 +27,10 @@ from localai_dist.net.handshake import send_frame_and_read_reply
 from localai_dist.net.session import MuxSession
 from localai_dist.net.stream import MuxStream
 from localai_dist.reach import Unreached
-from localai_dist.relay import routes
+from localai_dist.registry.presence import RouteFact
 from localai_dist.relay.deadline import before, remaining
 from localai_dist.relay.peers import PeerPool, PoolClosed
-from localai_dist.relay.routes import Local, ViaPeer
+from localai_dist.relay.routes import Local, ViaPeer, decide
 from localai_dist.store.errors import StoreError
 from localai_dist.wire import preamble
 from localai_dist.wire.preamble import HANDSHAKE_TIMEOUT, RelayCode, RelayErr, RelayOk, RelayRequest, TunnelRequest
@@ -68,7 +68,7 @@ class Held(Protocol):
 class Routing(Protocol):
     """What is needed of the registry's ownership."""
 
-    def route(self, node: NodeId, *, grace: float) -> Awaitable[routes.RouteFact]:
+    def route(self, node: NodeId, *, grace: float) -> Awaitable[RouteFact]:
         """Who holds the tunnel, or what became of it; raises ``StoreError``."""
 
 
@@ -188,7 +188,7 @@ class Forwarder:
             fact = await self._ownership.route(node, grace=self._grace)
         except StoreError as error:
             raise Unreached(reach.RegistryUnknown(str(error))) from error
-        match routes.decide(node, fact, this=self._held.instance):
+        match decide(node, fact, this=self._held.instance):
             case ViaPeer() as route:
                 self._owners[node] = (route, self._clock.seconds() + self._cache)
                 return route

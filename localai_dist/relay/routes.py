@@ -7,11 +7,11 @@ Source: design §2, wire contract §4b and §7.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias, assert_never
+from typing import TypeAlias
 
 from localai_dist.ids import InstanceId, NodeId
 from localai_dist.reach import NoRoute, PeerUnreachable, Reconnecting
-from localai_dist.registry.ownership import PresenceState, RouteFact
+from localai_dist.registry.presence import RouteFact, outcome_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,20 +37,9 @@ def decide(node: NodeId, fact: RouteFact, *, this: InstanceId) -> Route:
     Args:
         fact: one reading of the registry.
     """
-    match fact.presence.state:
-        case PresenceState.CONNECTED:
-            return _owned(fact, this)
-        case PresenceState.RECONNECTING:
-            return Reconnecting(node)
-        case PresenceState.DEPARTED:
-            return NoRoute(node, departed=True)
-        case PresenceState.NEVER_DIALLED:
-            return NoRoute(node, departed=False)
-        case _:
-            assert_never(fact.presence.state)
-
-
-def _owned(fact: RouteFact, this: InstanceId) -> Route:
+    without = outcome_of(node, fact.presence)
+    if without is not None:
+        return without
     if fact.owner == this:
         return Local()
     if fact.owner is None or not fact.address:

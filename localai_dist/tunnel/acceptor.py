@@ -24,7 +24,6 @@ from twisted.web.server import NOT_DONE_YET
 from localai_dist.errors import InvalidName, LocalAIDistError
 from localai_dist.ids import NodeId, parse_node_id
 from localai_dist.mux.errors import SessionDead
-from localai_dist.net import websocket
 from localai_dist.net.session import MuxSession, SessionConfig
 from localai_dist.store.errors import StoreError
 from localai_dist.tunnel import door
@@ -134,9 +133,8 @@ class ConnectResource(Resource):
         if refusal is not None:
             self._refuse(request, refusal, node)
             return
-        websocket.accept(
+        door.upgrade(
             request,
-            client=False,
             config=self._config,
             clock=self._clock,
             on_session=lambda session: self._admitted(NodeId(node), session),

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
+from twisted.internet.interfaces import IReactorTime
 from twisted.web.iweb import IRequest
 from twisted.web.server import NOT_DONE_YET
 
 from localai_dist import __version__
-from localai_dist.net.request import json_error
+from localai_dist.net import websocket
+from localai_dist.net.answers import json_error
+from localai_dist.net.session import MuxSession, SessionConfig
+from localai_dist.net.stream import MuxStream
 from localai_dist.wire.credentials import AUTHORIZATION, VERSION, bearer
 
 TYPES = {400: "invalid_request_error", 401: "invalid_request_error", 403: "permission_error"}
@@ -45,7 +50,23 @@ def refuse(request: Any, status: int, code: str, text: str, *, retry_after: int 
     if status == 401:
         request.setHeader(b"WWW-Authenticate", b'Bearer realm="localai-dist"')
     body = json_error(request, status, code, text, TYPES.get(status, "server_error"), retry_after=retry_after)
-    if isinstance(body, bytes):
-        request.write(body)
-        request.finish()
+    request.write(body)
+    request.finish()
     return NOT_DONE_YET
+
+
+def upgrade(
+    request: Any,
+    *,
+    config: SessionConfig,
+    clock: IReactorTime,
+    on_session: Callable[[MuxSession], None],
+    on_stream: Callable[[MuxStream], None] | None = None,
+) -> None:
+    """Make a session of an admitted request, this end the yamux server; what is no upgrade is answered 400."""
+    answer = websocket.accept(
+        request, client=False, config=config, clock=clock, on_session=on_session, on_stream=on_stream
+    )
+    if answer != NOT_DONE_YET:
+        request.write(answer)
+        request.finish()

@@ -5,16 +5,19 @@ The tunnels this frontend holds.
 whose ownership is not this instance's. A later tunnel of the same node wins; the older session is closed after the
 swap. ``detach`` names the attachment it ends, so a late ending of an older tunnel touches nothing of a newer one.
 
+A claim or release the database did not answer leaves a row that may name this frontend wrongly; it is set right as
+soon as the database answers again (``reconcile``), or the node would look connected for ever.
+
 Source: wire contract §7, local tunnel registry.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 from twisted.internet.defer import Deferred, DeferredLock
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
@@ -27,10 +30,12 @@ from localai_dist.mux.errors import SessionDead
 from localai_dist.net.session import MuxSession
 from localai_dist.store.errors import FencedOut, StoreError
 
+T = TypeVar("T")
+
 RELEASE_TIMEOUT: Final = 5.0
 """Seconds one release may take. Source: wire contract §7."""
-RELEASE_RETRY: Final = 5.0
-"""Seconds until a release that the database did not answer is tried again."""
+RECONCILE_AFTER: Final = 5.0
+"""Seconds until rows left behind by an unanswered claim or release are looked at."""
 
 
 class ReleaseLate(LocalAIDistError):
@@ -38,13 +43,16 @@ class ReleaseLate(LocalAIDistError):
 
 
 class OwnershipLike(Protocol):
-    """What is needed of the registry's fenced ownership."""
+    """What is needed of the registry's fenced ownership; each raises ``StoreError`` without the database."""
 
     def claim(self, node: NodeId, instance: InstanceId) -> Awaitable[Epoch]:
         """Make ``instance`` the owner, unconditionally; the new epoch."""
 
     def release(self, node: NodeId, instance: InstanceId, epoch: Epoch) -> Awaitable[None]:
         """End exactly that ownership; raises ``FencedOut`` if it is no longer the row's."""
+
+    def held_by(self, instance: InstanceId) -> Awaitable[Mapping[NodeId, Epoch]]:
+        """The nodes whose row names ``instance``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +88,9 @@ class HeldTunnels:
         self._clock = clock
         self._held: dict[NodeId, _Held] = {}
         self._gates: dict[NodeId, DeferredLock] = {}
-        self._unreleased: dict[NodeId, IDelayedCall] = {}
         self._serials = itertools.count(1)
+        self._reconciling: IDelayedCall | None = None
+        self._going_away: list[IDelayedCall] = []
         self._stopped = False
 
     def get(self, node: NodeId) -> MuxSession | None:
@@ -97,16 +106,19 @@ class HeldTunnels:
         """
         Claim ``node`` and hold ``session`` as its tunnel.
 
-        Cancelling it while the claim is under way leaves whatever claim was made to the next one's.
+        Not to be cancelled: whether the claim was made would not be known.
 
         Raises:
             StoreError: the claim failed; nothing changed here and the caller closes the session.
             SessionDead: the session ended while the claim was made; the claim is released again.
         """
         async with self._gate(node):
-            epoch = await self._ownership.claim(node, self.instance)
-            self._forget_release(node)
-            if not session.is_open:
+            try:
+                epoch = await self._ownership.claim(node, self.instance)
+            except StoreError:
+                self._reconcile_later()
+                raise
+            if not session.is_open or self._stopped:
                 await self._release(node, epoch)
                 raise SessionDead(f"the tunnel of node {node} ended while it was being claimed")
             attachment = Attachment(node, next(self._serials))
@@ -138,11 +150,25 @@ class HeldTunnels:
             async with self._gate(node):
                 await self._reclaim_one(node)
 
+    async def reconcile(self) -> None:
+        """Release every row that names this frontend though it holds no such tunnel; tried again until it worked."""
+        try:
+            rows = await self._ownership.held_by(self.instance)
+            for node, epoch in rows.items():
+                async with self._gate(node):  # an attach that has claimed and not stored yet is waited for
+                    if node not in self._held:
+                        self.log.info("releasing node {node}, which has no tunnel here", node=node)
+                        await self._release(node, epoch)
+        except StoreError as error:
+            self.log.warn("could not look for tunnels left behind: {error}", error=str(error))
+            self._reconcile_later()
+
     async def release_all(self) -> None:
         """Close every tunnel and release its claim; used once, when the frontend stops."""
         self._stopped = True
-        for node in list(self._unreleased):
-            self._forget_release(node)
+        for call in [*self._going_away, *([self._reconciling] if self._reconciling is not None else [])]:
+            if call.active():
+                call.cancel()
         for held in list(self._held.values()):
             held.session.close()
             await self.detach(held.attachment)
@@ -154,8 +180,10 @@ class HeldTunnels:
         Running streams go on. Source: design §7 (a draining frontend spreads its go-aways).
         """
         sessions = [held.session for held in self._held.values() if held.session.is_open]
-        for index, session in enumerate(sessions):
-            self._clock.callLater(over * index / len(sessions), _say_go_away, session)
+        self._going_away = [
+            self._clock.callLater(over * index / len(sessions), session.go_away)
+            for index, session in enumerate(sessions)
+        ]
 
     def end(self, node: NodeId) -> bool:
         """Close the tunnel of ``node`` if it is held here (its identity changed hands); whether it was."""
@@ -169,37 +197,28 @@ class HeldTunnels:
         held = self._held.get(node)
         if held is None or not held.session.is_open:
             return
-        epoch = await self._ownership.claim(node, self.instance)
-        if self._held.get(node) is held:
-            held.epoch = epoch
-        else:  # detached meanwhile: its release waits at the gate with the older epoch, which no longer fits
-            await self._release(node, epoch)
+        # A detach meanwhile waits at the gate and reads the epoch only then.
+        held.epoch = await self._ownership.claim(node, self.instance)
 
     async def _release(self, node: NodeId, epoch: Epoch) -> None:
-        """Release within the timeout; without an answer it is tried again until a claim or an answer settles it."""
+        """Release within the timeout; without an answer the row is looked at later."""
         try:
-            await _within(self._clock, self._ownership.release(node, self.instance, epoch))
+            await within(self._ownership.release(node, self.instance, epoch), clock=self._clock)
         except FencedOut:
             self.log.debug("node {node} has a newer owner already", node=node)
         except (StoreError, ReleaseLate) as error:
-            self.log.warn("could not release node {node} yet: {error}", node=node, error=error)
-            self._release_later(node, epoch)
+            self.log.warn("could not release node {node} yet: {error}", node=node, error=str(error))
+            self._reconcile_later()
 
-    def _release_later(self, node: NodeId, epoch: Epoch) -> None:
-        self._forget_release(node)
-        if not self._stopped:
-            self._unreleased[node] = self._clock.callLater(RELEASE_RETRY, self._release_again, node, epoch)
+    def _reconcile_later(self) -> None:
+        if self._reconciling is None and not self._stopped:
+            self._reconciling = self._clock.callLater(RECONCILE_AFTER, self._reconcile_now)
 
-    def _release_again(self, node: NodeId, epoch: Epoch) -> None:
-        del self._unreleased[node]
-        Deferred.fromCoroutine(self._release(node, epoch)).addErrback(
-            lambda failure: self.log.failure("releasing node {node} failed", failure, node=node)
+    def _reconcile_now(self) -> None:
+        self._reconciling = None
+        Deferred.fromCoroutine(self.reconcile()).addErrback(
+            lambda failure: self.log.failure("looking for tunnels left behind failed", failure)
         )
-
-    def _forget_release(self, node: NodeId) -> None:
-        pending = self._unreleased.pop(node, None)
-        if pending is not None:
-            pending.cancel()
 
     @asynccontextmanager
     async def _gate(self, node: NodeId) -> AsyncIterator[None]:
@@ -214,21 +233,16 @@ class HeldTunnels:
                 del self._gates[node]
 
 
-def _say_go_away(session: MuxSession) -> None:
-    if session.is_open:
-        session.go_away()
-
-
-def _within(clock: IReactorTime, work: Awaitable[None]) -> Deferred[None]:
+def within(work: Awaitable[T], *, clock: IReactorTime, seconds: float = RELEASE_TIMEOUT) -> Deferred[T]:
     """
-    Fires as ``work`` does, or fails with ``ReleaseLate``.
+    Fires as ``work`` does, or fails with ``ReleaseLate`` after ``seconds``.
 
     The work is not cancelled: a statement that was sent can't be taken back, and what it does later is fenced.
     """
-    answer: Deferred[None] = Deferred()
-    timer = clock.callLater(RELEASE_TIMEOUT, answer.errback, ReleaseLate(f"no answer within {RELEASE_TIMEOUT:.0f} s"))
+    answer: Deferred[T] = Deferred()
+    timer = clock.callLater(seconds, answer.errback, ReleaseLate(f"no answer within {seconds:.0f} s"))
 
-    def settled(result: Failure | None) -> None:
+    def settled(result: T | Failure) -> None:
         if timer.active():
             timer.cancel()
             answer.callback(result)  # a Failure makes it an errback
@@ -237,5 +251,5 @@ def _within(clock: IReactorTime, work: Awaitable[None]) -> Deferred[None]:
     return answer
 
 
-async def _coroutine(awaitable: Awaitable[None]) -> None:
-    await awaitable
+async def _coroutine(awaitable: Awaitable[T]) -> T:
+    return await awaitable
