@@ -1,0 +1,1 @@
+"""Options: reading, precedence, refusals, the generated page."""
