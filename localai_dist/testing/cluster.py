@@ -51,6 +51,7 @@ class Plan:
         worker_env: the same for the workers.
         auto_approve: admit the workers without an operator.
         ready_file: where the ready file goes; None: ``ready.json`` in the state folder.
+        durable: False lets a launched PostgreSQL forget what a power cut would interrupt; for tests.
     """
 
     state: Path
@@ -63,6 +64,7 @@ class Plan:
     worker_env: Mapping[str, str] = field(default_factory=dict)
     auto_approve: bool = True
     ready_file: Path | None = None
+    durable: bool = True
 
 
 class Cluster:
@@ -116,7 +118,7 @@ class Cluster:
         self.ready_file.unlink(missing_ok=True)
         self.state.install_models(models)
         self.secrets = self.state.secrets()
-        self.database = open_database(self.plan.postgres, self.state, self._say)
+        self.database = open_database(self.plan.postgres, self.state, self._say, durable=self.plan.durable)
         self._ends.callback(self.database.stop)
         self._start_frontends(ports)
         self._start_workers()
