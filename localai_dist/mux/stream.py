@@ -1,0 +1,235 @@
+"""One stream: its transition table, and the two halves' queues and windows."""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import Enum
+from typing import Final
+
+from localai_dist.mux.classes import TrafficClass
+from localai_dist.mux.errors import LocalProtocolError, MuxError
+from localai_dist.mux.window import ReceiveWindow, SendWindow, WindowPool
+from localai_dist.units import KiB, MiB
+
+BEFORE_ACK: Final = 32 * KiB
+"""What we send of a stream before the far side accepted it. Source: design §7."""
+
+BULK_WINDOW: Final = 4 * MiB
+"""The receive window a bulk stream starts with, pool permitting. Source: traffic-classes rule 6."""
+
+TURNS_BULK_AFTER: Final = 1 * MiB
+"""A stream nobody classed counts as bulk once it sent this much without a pause. Source: design §5.5."""
+
+PAUSE: Final = 0.1
+"""An empty send queue for this long (s) is a pause."""
+
+PIECE: Final = 64 * KiB
+"""Longer writes are queued in pieces of this size."""
+
+
+class State(Enum):
+    """What may still travel on a stream."""
+
+    OPEN = "open"
+    LOCAL_CLOSED = "we sent FIN"
+    REMOTE_CLOSED = "the peer sent FIN"
+    CLOSED = "both sent FIN"
+    RESET = "one side sent RST"
+
+
+class Input(Enum):
+    """What happens to a stream."""
+
+    SEND_DATA = "send data"
+    SEND_FIN = "send FIN"
+    SEND_RST = "send RST"
+    RECV_DATA = "receive data"
+    RECV_FIN = "receive FIN"
+    RECV_RST = "receive RST"
+    RECV_CREDIT = "receive credit"
+
+
+_O, _L, _R, _C, _X = State.OPEN, State.LOCAL_CLOSED, State.REMOTE_CLOSED, State.CLOSED, State.RESET
+
+TRANSITIONS: Final[dict[tuple[State, Input], State]] = {
+    (_O, Input.SEND_DATA): _O,
+    (_O, Input.SEND_FIN): _L,
+    (_O, Input.SEND_RST): _X,
+    (_O, Input.RECV_DATA): _O,
+    (_O, Input.RECV_FIN): _R,
+    (_O, Input.RECV_RST): _X,
+    (_O, Input.RECV_CREDIT): _O,
+    (_L, Input.SEND_RST): _X,
+    (_L, Input.RECV_DATA): _L,
+    (_L, Input.RECV_FIN): _C,
+    (_L, Input.RECV_RST): _X,
+    (_L, Input.RECV_CREDIT): _L,
+    (_R, Input.SEND_DATA): _R,
+    (_R, Input.SEND_FIN): _C,
+    (_R, Input.SEND_RST): _X,
+    (_R, Input.RECV_FIN): _R,  # a repeated FIN says nothing new
+    (_R, Input.RECV_RST): _X,
+    (_R, Input.RECV_CREDIT): _R,
+    # Frames that crossed our last one on the wire: the stream is gone, they change nothing.
+    (_C, Input.RECV_FIN): _C,
+    (_C, Input.RECV_RST): _C,
+    (_C, Input.RECV_CREDIT): _C,
+    (_X, Input.RECV_DATA): _X,
+    (_X, Input.RECV_FIN): _X,
+    (_X, Input.RECV_RST): _X,
+    (_X, Input.RECV_CREDIT): _X,
+    (_X, Input.SEND_RST): _X,
+}
+
+
+class IllegalInput(MuxError):
+    """The table has no such transition: ours is a bug here, the peer's a violation of that stream."""
+
+    def __init__(self, state: State, input_: Input) -> None:
+        super().__init__(f"can't {input_.value} on a stream where {state.value}")
+
+
+def step(state: State, input_: Input) -> State:
+    """
+    The state after ``input_``.
+
+    Raises:
+        IllegalInput: the table has no such transition; the stream stays as it was.
+    """
+    try:
+        return TRANSITIONS[state, input_]
+    except KeyError:
+        raise IllegalInput(state, input_) from None
+
+
+class Stream:
+    """
+    The local end of one stream, as its session keeps it.
+
+    Only the session and its sender change it; the shell reads it.
+
+    Attributes:
+        id: the stream's number in the session.
+        local: True when this end opened it.
+        acked: the far side's accept was received (own streams) or sent (theirs).
+        queued: bytes written and not yet put into a frame.
+        owner: whatever the shell ties to the stream; never looked at here.
+    """
+
+    __slots__ = (
+        "_empty_since",
+        "_run",
+        "acked",
+        "declared",
+        "finishing",
+        "id",
+        "local",
+        "owner",
+        "queue",
+        "queued",
+        "ready_in",
+        "receive_window",
+        "send_window",
+        "sent",
+        "state",
+    )
+
+    def __init__(self, stream_id: int, *, local: bool, traffic: TrafficClass, pool: WindowPool, maximum: int) -> None:
+        self.id = stream_id
+        self.local = local
+        self.acked = False
+        self.state = State.OPEN
+        self.declared = traffic
+        self.send_window = SendWindow()
+        self.receive_window = ReceiveWindow(pool, maximum)
+        self.queue: deque[bytes] = deque()
+        self.queued = 0
+        self.sent = 0
+        self.finishing = False
+        self.ready_in: TrafficClass | None = None
+        self.owner: object = None
+        self._run = 0
+        self._empty_since: float | None = None
+        if traffic is TrafficClass.BULK:
+            self.receive_window.grow(BULK_WINDOW)
+
+    @property
+    def traffic(self) -> TrafficClass:
+        """The class its bytes are sent in: the declared one, or bulk after a long run without a pause."""
+        if self.declared is TrafficClass.INFERENCE and self._run >= TURNS_BULK_AFTER:
+            return TrafficClass.BULK
+        return self.declared
+
+    @property
+    def sendable(self) -> int:
+        """How many queued bytes the peer's credit (and, before its ACK, our own restraint) allows."""
+        allowed = self.send_window.available
+        if self.local and not self.acked:
+            allowed = min(allowed, BEFORE_ACK - self.sent)
+        return min(self.queued, max(allowed, 0))
+
+    @property
+    def wants_turn(self) -> bool:
+        """Whether the sender could put something of this stream on the wire now."""
+        return self.sendable > 0 or self.fin_due
+
+    @property
+    def fin_due(self) -> bool:
+        """Whether everything written is sent, and a FIN is asked for and not yet sent."""
+        return self.finishing and not self.queued and self.state in (State.OPEN, State.REMOTE_CLOSED)
+
+    @property
+    def readable(self) -> bool:
+        """Whether the peer may still send."""
+        return self.state in (State.OPEN, State.LOCAL_CLOSED)
+
+    @property
+    def writable(self) -> bool:
+        """Whether ``write`` may still be called."""
+        return self.state in (State.OPEN, State.REMOTE_CLOSED) and not self.finishing
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing travels any more in either direction."""
+        return self.state in (State.CLOSED, State.RESET)
+
+    def apply(self, input_: Input) -> None:
+        """Take one step of the table; raises ``IllegalInput`` and changes nothing when there is none."""
+        self.state = step(self.state, input_)
+
+    def append(self, data: bytes, now: float) -> None:
+        """Queue ``data``; a queue that stood empty for a pause ends the run that makes a stream bulk."""
+        if not self.writable:
+            raise LocalProtocolError(f"can't write on a stream where {self.state.value}")
+        if not self.queued and (self._empty_since is None or now - self._empty_since >= PAUSE):
+            self._run = 0
+        if len(data) <= 2 * PIECE:
+            self.queue.append(data)
+        else:  # cut once here, else every frame would copy all of the rest
+            self.queue.extend(data[at : at + PIECE] for at in range(0, len(data), PIECE))
+        self.queued += len(data)
+
+    def take(self, limit: int, now: float) -> tuple[list[bytes], int]:
+        """Up to ``limit`` sendable bytes off the queue, as references, and how many they are."""
+        count = min(limit, self.sendable)
+        parts, left = [], count
+        while left:
+            chunk = self.queue.popleft()
+            if len(chunk) > left:
+                # One slice per frame; the rest is sliced again only for the next frame.
+                self.queue.appendleft(chunk[left:])
+                chunk = chunk[:left]
+            parts.append(chunk)
+            left -= len(chunk)
+        self.queued -= count
+        self.sent += count
+        self._run += count
+        self.send_window.use(count)
+        if not self.queued:
+            self._empty_since = now
+        return parts, count
+
+    def drop_queue(self) -> None:
+        """Forget what was written and not sent."""
+        self.queue.clear()
+        self.queued = 0

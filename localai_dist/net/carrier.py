@@ -1,0 +1,55 @@
+"""What a session needs of the connection that carries it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from twisted.internet.interfaces import IAddress
+from twisted.python.failure import Failure
+
+
+class CarrierUser(Protocol):
+    """What a carrier calls: the session."""
+
+    def bytes_received(self, data: bytes) -> None:
+        """Bytes of the peer arrived; how they were cut into messages is invisible."""
+
+    def carrier_drained(self) -> None:
+        """Everything given to ``send`` has left for the kernel."""
+
+    def carrier_paused(self) -> None:
+        """The transport's buffer is full (push carriers only); ``carrier_drained`` follows."""
+
+    def carrier_lost(self, reason: Failure) -> None:
+        """The connection is gone; nothing is called after this."""
+
+
+class Carrier(Protocol):
+    """
+    A connection that carries one session; it is open when the session gets it.
+
+    Attributes:
+        pull: True when ``carrier_drained`` comes each time the transport's queue runs empty; False when it only
+            follows ``carrier_paused`` (a TLS transport polls a pull producer without end, so it is pushed).
+    """
+
+    pull: bool
+
+    def start(self, user: CarrierUser) -> None:
+        """Deliver to ``user`` from now on; what came before is delivered first."""
+
+    def send(self, parts: Sequence[bytes]) -> None:
+        """Send ``parts`` as one message; ignored once closed."""
+
+    def close(self, code: int, text: str) -> None:
+        """Send what was given, then close cleanly; abort when the peer does not follow in time."""
+
+    def abort(self) -> None:
+        """Drop the connection now."""
+
+    def peer_address(self) -> IAddress:
+        """The far address."""
+
+    def host_address(self) -> IAddress:
+        """Our address."""

@@ -1,0 +1,408 @@
+"""
+Transports and carriers without sockets; time comes from a ``task.Clock``.
+
+``SlowTransport`` takes N bytes and then pauses its producer until the test drains it. ``transport_pair`` joins two
+such. ``session_pair`` gives two mux sessions over a ``CarrierPair``.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from twisted.internet.address import IPv4Address
+from twisted.internet.error import ConnectionAborted, ConnectionDone, ConnectionLost
+from twisted.internet.interfaces import IConsumer, IPushProducer, IReactorTime, ITCPTransport
+from twisted.internet.protocol import Protocol
+from twisted.internet.task import Clock
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from localai_dist.net.carrier import CarrierUser
+from localai_dist.net.session import MuxSession, SessionConfig
+from localai_dist.net.stream import MuxStream
+from localai_dist.units import KiB
+
+ADDRESS = IPv4Address("TCP", "127.0.0.1", 1)
+
+
+@implementer(ITCPTransport, IConsumer, IPushProducer)
+class SlowTransport:
+    """
+    A transport that takes ``capacity`` bytes and then pauses its producer, until ``drain``.
+
+    Attributes:
+        buffer: written and not drained.
+        reading: whether the protocol may be given bytes.
+        disconnected: the protocol was told ``connectionLost``.
+    """
+
+    def __init__(self, clock: IReactorTime, capacity: int = 64 * KiB) -> None:
+        self.clock = clock
+        self.capacity = capacity
+        self.buffer = bytearray()
+        self.protocol: Any = None
+        self.producer: Any = None
+        self.reading = True
+        self.disconnecting = False
+        self.disconnected = False
+        self.aborted = False
+        self.written = 0
+        self._streaming = False
+        self._producer_paused = False
+        self._incoming: deque[bytes | None] = deque()
+        self._delivering = False
+
+    # -- for the test ------------------------------------------------------------------------------------------------
+
+    def connect(self, protocol: Any) -> None:
+        """Attach ``protocol`` and tell it."""
+        self.protocol = protocol
+        protocol.makeConnection(self)
+
+    def drain(self, count: int | None = None) -> bytes:
+        """Take up to ``count`` written bytes (all of them), resuming the producer when none are left."""
+        taken = bytes(self.buffer[:count])
+        del self.buffer[: len(taken)]
+        if not self.buffer:
+            if self.producer is not None and (not self._streaming or self._producer_paused):
+                self._producer_paused = False
+                self.producer.resumeProducing()
+            if not self.buffer:
+                self._finish_closing()
+        return taken
+
+    def deliver(self, data: bytes) -> None:
+        """Bytes from the far side; they wait while reading is paused."""
+        self._incoming.append(data)
+        self._read()
+
+    def end_of_data(self) -> None:
+        """The far side closed."""
+        self._incoming.append(None)
+        self._read()
+
+    def lose(self, error: Exception) -> None:
+        """The connection is gone."""
+        if not self.disconnected:
+            self.disconnected = True
+            producer, self.producer = self.producer, None
+            if producer is not None:
+                producer.stopProducing()
+            self.protocol.connectionLost(Failure(error))
+
+    def _read(self) -> None:
+        if self._delivering or self.protocol is None:
+            return
+        self._delivering = True
+        try:
+            while self._incoming and self.reading and not self.disconnected:
+                data = self._incoming.popleft()
+                if data is None:
+                    self.lose(ConnectionDone())
+                else:
+                    self.protocol.dataReceived(data)
+        finally:
+            self._delivering = False
+
+    def _finish_closing(self) -> None:
+        if self.disconnecting and not self.buffer and self.producer is None and not self.disconnected:
+            self.clock.callLater(0, self.lose, ConnectionDone())
+
+    # -- ITCPTransport -----------------------------------------------------------------------------------------------
+
+    def write(self, data: bytes) -> None:
+        """Take ``data``, pausing the producer above the capacity."""
+        if self.disconnected or self.aborted or (self.disconnecting and self.producer is None):
+            return
+        self.buffer += data
+        self.written += len(data)
+        if len(self.buffer) > self.capacity and self._streaming and self.producer and not self._producer_paused:
+            self._producer_paused = True
+            self.producer.pauseProducing()
+
+    def writeSequence(self, data: Any) -> None:
+        """Take all of ``data``."""
+        self.write(b"".join(data))
+
+    def loseConnection(self) -> None:
+        """Close once drained and the producer is done."""
+        if not self.disconnecting:
+            self.disconnecting = True
+            self._finish_closing()
+
+    def abortConnection(self) -> None:
+        """Drop everything now."""
+        if not self.aborted and not self.disconnected:
+            self.aborted = True
+            self.buffer.clear()
+            self.clock.callLater(0, self.lose, ConnectionAborted())
+
+    def registerProducer(self, producer: Any, streaming: bool) -> None:
+        """As on TCP."""
+        if self.producer is not None:
+            raise RuntimeError("a producer is registered already")
+        if self.disconnected:
+            producer.stopProducing()
+            return
+        self.producer, self._streaming, self._producer_paused = producer, streaming, False
+        if not streaming:
+            producer.resumeProducing()
+
+    def unregisterProducer(self) -> None:
+        """As on TCP."""
+        self.producer = None
+        self._finish_closing()
+
+    def pauseProducing(self) -> None:
+        """Give the protocol nothing."""
+        self.reading = False
+
+    def resumeProducing(self) -> None:
+        """Give the protocol what waits, and go on."""
+        self.reading = True
+        self._read()
+
+    def stopProducing(self) -> None:
+        """As ``loseConnection``."""
+        self.loseConnection()
+
+    def loseWriteConnection(self) -> None:
+        """Not modelled: nothing we carry half-closes TCP."""
+
+    def getPeer(self) -> IPv4Address:
+        """A made-up address."""
+        return ADDRESS
+
+    def getHost(self) -> IPv4Address:
+        """A made-up address."""
+        return ADDRESS
+
+    def setTcpNoDelay(self, enabled: bool) -> None:
+        """Nothing to do."""
+
+    def getTcpNoDelay(self) -> bool:
+        """Always true."""
+        return True
+
+    def setTcpKeepAlive(self, enabled: bool) -> None:
+        """Nothing to do."""
+
+    def getTcpKeepAlive(self) -> bool:
+        """Always true."""
+        return True
+
+
+class TransportPair:
+    """Two ``SlowTransport`` whose written bytes reach each other when ``pump`` is called."""
+
+    def __init__(self, clock: Clock, capacity: int = 64 * KiB) -> None:
+        self.clock = clock
+        self.a, self.b = SlowTransport(clock, capacity), SlowTransport(clock, capacity)
+        self._told = {id(self.a): False, id(self.b): False}
+
+    def pump(self) -> bool:
+        """Move what can move once; True if something did."""
+        moved = False
+        for source, sink in ((self.a, self.b), (self.b, self.a)):
+            # A reader that stopped leaves its sender's bytes where they are, as a full socket does.
+            if source.buffer and sink.reading and sink.protocol is not None:
+                sink.deliver(source.drain())
+                moved = True
+            if source.disconnected and not self._told[id(source)]:
+                self._told[id(source)] = moved = True
+                if source.aborted:
+                    sink.lose(ConnectionLost())
+                else:
+                    sink.end_of_data()
+        return moved
+
+
+class MemoryCarrier:
+    """
+    One end of a ``CarrierPair``: messages wait in ``outbox`` until the pair moves them.
+
+    Attributes:
+        outbox: messages sent and not moved.
+        closed_with: the close code given, or None.
+        lost: the session was told that the connection is gone, or this end closed it.
+    """
+
+    def __init__(self, *, pull: bool = True) -> None:
+        self.pull = pull
+        self.outbox: deque[bytes] = deque()
+        self.largest = 0
+        self.closed_with: int | None = None
+        self.aborted = False
+        self.lost = False
+        self.paused = False
+        self.user: CarrierUser | None = None
+
+    def start(self, user: CarrierUser) -> None:
+        """The session listens."""
+        self.user = user
+        user.carrier_drained()
+
+    def send(self, parts: Sequence[bytes]) -> None:
+        """One message."""
+        if self.closed_with is None and not self.lost:
+            message = b"".join(parts)
+            self.largest = max(self.largest, len(message))
+            self.outbox.append(message)
+            if not self.pull and not self.paused and sum(map(len, self.outbox)) > 64 * KiB and self.user:
+                self.paused = True
+                self.user.carrier_paused()
+
+    def close(self, code: int, text: str) -> None:
+        """Close after what was sent."""
+        if self.closed_with is None:
+            self.closed_with = code
+        self.user = None
+
+    def abort(self) -> None:
+        """Drop the connection."""
+        self.aborted = self.lost = True
+        self.outbox.clear()
+        self.user = None
+
+    def lose(self, error: Exception) -> None:
+        """The connection is gone."""
+        self.lost = True
+        user, self.user = self.user, None
+        if user is not None:
+            user.carrier_lost(Failure(error))
+
+    def peer_address(self) -> IPv4Address:
+        """A made-up address."""
+        return ADDRESS
+
+    def host_address(self) -> IPv4Address:
+        """A made-up address."""
+        return ADDRESS
+
+
+class CarrierPair:
+    """
+    Two carriers joined; the test says when bytes move.
+
+    Attributes:
+        frozen: nothing moves while True, as with a stopped peer.
+        chunk: bytes are handed over in pieces of at most this size.
+    """
+
+    def __init__(self, *, pull: bool = True) -> None:
+        self.a, self.b = MemoryCarrier(pull=pull), MemoryCarrier(pull=pull)
+        self.frozen = False
+        self.chunk: int | None = None
+
+    def move(self, source: MemoryCarrier, sink: MemoryCarrier, *, messages: int | None = None) -> bool:
+        """Hand messages of ``source`` to ``sink``'s session; True if something moved."""
+        if self.frozen or (not source.outbox and not source.lost and source.closed_with is None):
+            return False
+        moved = bool(source.outbox)
+        count = len(source.outbox) if messages is None else messages
+        while source.outbox and count:
+            count -= 1
+            self._hand_over(source.outbox.popleft(), sink)
+        if not source.outbox:
+            source.paused = False
+            if source.user is not None and moved:
+                source.user.carrier_drained()
+            if (source.lost or source.closed_with is not None) and not sink.lost:
+                sink.lose(ConnectionLost("gone") if source.closed_with is None else ConnectionDone("closed"))
+                moved = True
+        return moved
+
+    def _hand_over(self, message: bytes, sink: MemoryCarrier) -> None:
+        step = self.chunk or len(message) or 1
+        for at in range(0, len(message), step):
+            if sink.user is not None:
+                sink.user.bytes_received(message[at : at + step])
+
+    def pump(self) -> bool:
+        """Move everything once, both ways."""
+        moved = self.move(self.a, self.b)
+        return self.move(self.b, self.a) or moved
+
+
+class SessionPair:
+    """
+    Two sessions joined by memory, on one clock.
+
+    Attributes:
+        client, server: the sessions.
+        arrived: streams the peer opened, by which session got them.
+    """
+
+    def __init__(self, *, config: SessionConfig | None = None, pull: bool = True, clock: Clock | None = None) -> None:
+        self.clock = clock or Clock()
+        self.carriers = CarrierPair(pull=pull)
+        config = config or SessionConfig()
+        self.client = MuxSession(self.carriers.a, client=True, config=config, clock=self.clock)
+        self.server = MuxSession(self.carriers.b, client=False, config=config, clock=self.clock)
+        self.arrived: dict[MuxSession, list[MuxStream]] = {self.client: [], self.server: []}
+        self.client.on_stream = self.arrived[self.client].append
+        self.server.on_stream = self.arrived[self.server].append
+        self.client.begin()
+        self.server.begin()
+
+    def settle(self, turns: int = 100_000) -> None:
+        """Run reactor turns and move bytes until nothing happens any more; no time passes."""
+        for _ in range(turns):
+            self.clock.advance(0)
+            if not self.carriers.pump() and not self._due():
+                return
+        raise AssertionError(f"still busy after {turns} turns")
+
+    def _due(self) -> bool:
+        now = self.clock.seconds()
+        return any(call.getTime() <= now for call in self.clock.getDelayedCalls())
+
+    def pass_time(self, seconds: float, step: float = 0.05) -> None:
+        """Let time pass, moving bytes all along."""
+        end = self.clock.seconds() + seconds
+        while self.clock.seconds() < end - 1e-9:
+            self.settle()
+            self.clock.advance(min(step, end - self.clock.seconds()))
+        self.settle()
+
+    def open(self, **kwargs: Any) -> tuple[MuxStream, MuxStream]:
+        """A stream opened by the client, and the server's end of it."""
+        opened: list[MuxStream] = []
+        before = len(self.arrived[self.server])
+        self.client.open(**kwargs).addCallback(opened.append)
+        self.settle()
+        return opened[0], self.arrived[self.server][before]
+
+    def close(self) -> None:
+        """End both sessions; the clock holds nothing of them afterwards."""
+        self.client.close()
+        self.settle()
+        self.server.close()
+        self.settle()
+
+
+class Recorder(Protocol):
+    """
+    A protocol that keeps what happened.
+
+    Attributes:
+        data: received bytes.
+        lost: the reason of ``connectionLost``, or None.
+    """
+
+    def __init__(self, on_data: Callable[[bytes], None] | None = None) -> None:
+        self.data = bytearray()
+        self.lost: Failure | None = None
+        self._on_data = on_data
+
+    def dataReceived(self, data: bytes) -> None:
+        """Keep ``data``."""
+        self.data += data
+        if self._on_data is not None:
+            self._on_data(data)
+
+    def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
+        """Keep ``reason``."""
+        self.lost = reason
