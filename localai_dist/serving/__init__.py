@@ -8,6 +8,7 @@ Reading order:
     ``sampling.py``    pure: a request's wishes and the model's defaults -> the contract's ``PredictOptions``
     ``deadline.py``    a coroutine that ends at an instant; a pause on a clock
     ``errors.py``, ``failures.py``  what serving says no to; a failed call as an exception
+    ``connector.py``   a channel to a backend over its node's tunnel
     ``lease.py``       the right to use one replica: in-flight count and channel, each returned exactly once
     ``generation.py``  a running answer, pulled reply by reply
     ``inference.py``   the loop that ties these together

@@ -57,5 +57,3 @@ async def pause(clock: IReactorTime, seconds: float) -> None:
     finally:
         if timer.active():
             timer.cancel()
-
-

@@ -226,9 +226,7 @@ class Inference:
             why=describe(outcome),
         )
         try:
-            await self._replicas.remove(
-                replica.node_id, replica.model_name, replica.replica_index, expected_address=replica.address
-            )
+            await self._replicas.reap(replica, outcome)
         except StoreUnavailable as error:
             raise Unreached(RegistryUnknown(str(error))) from error
 

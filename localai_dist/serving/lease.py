@@ -26,7 +26,7 @@ class Flight:
         self._replica = replica
         self._finished = False
         self._begun: Deferred[bool] = Deferred.fromCoroutine(
-            replicas.begin(replica.node_id, replica.model_name, replica.replica_index)
+            replicas.begin(replica.node_id, replica.model_name, replica.replica_index, address=replica.address)
         )
 
     async def counted(self) -> bool:
@@ -53,7 +53,9 @@ class Flight:
     async def _end(self) -> None:
         replica = self._replica
         try:
-            await self._replicas.end(replica.node_id, replica.model_name, replica.replica_index)
+            await self._replicas.end(
+                replica.node_id, replica.model_name, replica.replica_index, address=replica.address
+            )
         except StoreError as error:
             # The answer was given; a count that stays one too high is corrected when the replica's row is renewed.
             log.warn(

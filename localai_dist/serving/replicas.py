@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 from localai_dist.ids import NodeId
 from localai_dist.serving.seams import ReplicaLike
 
-_NEVER = datetime.min.replace(tzinfo=timezone.utc)
+_NEVER = datetime.min.replace(tzinfo=UTC)
 
 
 def key_of(replica: ReplicaLike) -> tuple[NodeId, int]:
@@ -43,4 +43,4 @@ def in_order(
 def _aware(moment: datetime | None) -> datetime:
     if moment is None:
         return _NEVER
-    return moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

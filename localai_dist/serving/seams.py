@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from localai_dist.catalog.model import ModelConfig
 from localai_dist.ids import NodeId
+from localai_dist.reach import Outcome
 from localai_dist.rpc import backend_pb2 as pb
 
 
@@ -37,18 +38,16 @@ class ReplicasLike(Protocol):
         """The replicas of ``model`` that are loaded, from this config revision only when one is given."""
         ...
 
-    async def begin(self, node_id: NodeId, model: str, replica_index: int) -> bool:
-        """Count one call more on that replica; False when its row is gone."""
+    async def begin(self, node: NodeId, model: str, replica_index: int, *, address: str | None = None) -> bool:
+        """Count one call more on that replica; False when it is not loaded at that address any more."""
         ...
 
-    async def end(self, node_id: NodeId, model: str, replica_index: int) -> bool:
+    async def end(self, node: NodeId, model: str, replica_index: int, *, address: str | None = None) -> bool:
         """Count one call less, never below zero."""
         ...
 
-    async def remove(
-        self, node_id: NodeId, model: str, replica_index: int, expected_address: str | None = None
-    ) -> bool:
-        """Delete that replica's row if it still names ``expected_address``."""
+    async def reap(self, replica: Any, outcome: Outcome) -> bool:
+        """Forget the replica that was asked, if ``outcome`` permits it."""
         ...
 
 

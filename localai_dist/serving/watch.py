@@ -145,7 +145,7 @@ class CatalogWatch(Service):
         failure.trap(OSError)
         self._complain(failure.value)
 
-    def _complain(self, error: BaseException) -> None:
+    def _complain(self, error: BaseException | None) -> None:
         if str(error) != self._trouble:
             self._trouble = str(error)
             log.warn("the models folder {folder} can't be read: {error}", folder=str(self._folder), error=error)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from enum import Enum
 
 from twisted.internet.defer import Deferred
@@ -12,10 +12,10 @@ from twisted.internet.defer import Deferred
 from localai_dist.catalog.model import ModelConfig, Parameters
 from localai_dist.grpcclient.status import Origin, RpcError, StatusCode
 from localai_dist.ids import ModelName, NodeId
-from localai_dist.reach import Unreached
+from localai_dist.reach import Outcome, Unreached
 from localai_dist.rpc import backend_pb2 as pb
 
-USED = datetime(2026, 1, 1, tzinfo=timezone.utc)
+USED = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def make_model(name: str = "tiny", **changes: object) -> ModelConfig:
@@ -51,7 +51,7 @@ class FakeReplicas:
     rows: list[FakeReplica] = field(default_factory=list)
     begun: list[tuple[NodeId, int]] = field(default_factory=list)
     ended: list[tuple[NodeId, int]] = field(default_factory=list)
-    removed: list[tuple[NodeId, int, str | None]] = field(default_factory=list)
+    reaped: list[tuple[NodeId, Outcome]] = field(default_factory=list)
     trouble: Exception | None = None
     hold_begin: Deferred[None] | None = None
 
@@ -63,26 +63,24 @@ class FakeReplicas:
         self._check()
         return [row for row in self.rows if row.model_name == model]
 
-    async def begin(self, node_id: NodeId, model: str, replica_index: int) -> bool:
+    async def begin(self, node: NodeId, model: str, replica_index: int, *, address: str | None = None) -> bool:
         self._check()
         if self.hold_begin is not None:
             await self.hold_begin
-        known = any((row.node_id, row.replica_index) == (node_id, replica_index) for row in self.rows)
+        known = any((row.node_id, row.replica_index) == (node, replica_index) for row in self.rows)
         if known:
-            self.begun.append((node_id, replica_index))
+            self.begun.append((node, replica_index))
         return known
 
-    async def end(self, node_id: NodeId, model: str, replica_index: int) -> bool:
-        self.ended.append((node_id, replica_index))
+    async def end(self, node: NodeId, model: str, replica_index: int, *, address: str | None = None) -> bool:
+        self.ended.append((node, replica_index))
         self._check()
         return True
 
-    async def remove(
-        self, node_id: NodeId, model: str, replica_index: int, expected_address: str | None = None
-    ) -> bool:
+    async def reap(self, replica: FakeReplica, outcome: Outcome) -> bool:
         self._check()
-        self.removed.append((node_id, replica_index, expected_address))
-        self.rows = [row for row in self.rows if (row.node_id, row.replica_index) != (node_id, replica_index)]
+        self.reaped.append((replica.node_id, outcome))
+        self.rows = [row for row in self.rows if row != replica]
         return True
 
     @property
@@ -215,9 +213,7 @@ class FakeConnect:
     attempts: list[tuple[NodeId, str, str]] = field(default_factory=list)
     deadlines: list[float | None] = field(default_factory=list)
 
-    async def __call__(
-        self, node: NodeId, address: str, token: str, *, deadline: float | None = None
-    ) -> FakeChannel:
+    async def __call__(self, node: NodeId, address: str, token: str, *, deadline: float | None = None) -> FakeChannel:
         self.attempts.append((node, address, token))
         self.deadlines.append(deadline)
         way = self.ways.pop(0) if len(self.ways) > 1 else self.ways[0]

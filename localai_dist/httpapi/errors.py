@@ -1,0 +1,175 @@
+"""
+Every error a client can see, as one value; and what each exception of the lower folders becomes.
+
+Source: design §8 (the table of statuses, codes and types) and §2 (the four conditions).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from localai_dist.errors import InvalidName, InvalidQuantity, LocalAIDistError
+from localai_dist.loads.errors import LoadFailed, StillLoading, UnloadFailed
+from localai_dist.reach import Unreached, client_answer
+from localai_dist.registry.errors import NotPending, RegistryError, UnknownNode
+from localai_dist.registry.records import BadRegistration, BadScheduling
+from localai_dist.scheduler.placement import NoPlace
+from localai_dist.serving.errors import RequestRefused
+from localai_dist.store.errors import StoreUnavailable
+
+CONDITION_HEADER = "x-localai-condition"
+
+CAPACITY_RETRY = 5
+"""Retry-After when no node has room (s)."""
+
+
+class ApiError(LocalAIDistError):
+    """
+    An answer that is an error.
+
+    Attributes:
+        status: HTTP status.
+        code: the envelope's ``code``.
+        type: the envelope's ``type``; by the status unless given.
+        param: the request's field that is at fault.
+        retry_after: whole seconds for ``Retry-After``.
+        headers: further response headers.
+        extra: members beside ``error`` in the body, like ``loading``.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        *,
+        type: str | None = None,
+        param: str | None = None,
+        retry_after: int | None = None,
+        headers: Mapping[str, str] | None = None,
+        extra: Mapping[str, object] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.message = message
+        self.type = type or type_of(status)
+        self.param = param
+        self.retry_after = retry_after
+        self.headers = dict(headers or {})
+        self.extra = dict(extra or {})
+
+    def body(self) -> dict[str, object]:
+        """The JSON envelope."""
+        error = {"message": self.message, "type": self.type, "code": self.code, "param": self.param}
+        return {"error": error, **self.extra}
+
+
+def type_of(status: int) -> str:
+    """The envelope's ``type`` for a status."""
+    if status == 403:
+        return "permission_error"
+    if status == 429:
+        return "rate_limit_error"
+    return "invalid_request_error" if status < 500 else "server_error"
+
+
+def bad_request(message: str, param: str | None = None) -> ApiError:
+    """A request the client must change: 400."""
+    return ApiError(400, "invalid_request", message, param=param)
+
+
+def not_found(message: str) -> ApiError:
+    """Something that is not there: 404."""
+    return ApiError(404, "not_found", message)
+
+
+def model_not_found(name: str) -> ApiError:
+    """A model nobody serves: 404, as OpenAI words it."""
+    return ApiError(404, "model_not_found", f"the model {name!r} does not exist", param="model")
+
+
+def unauthorized(message: str, code: str = "invalid_api_key") -> ApiError:
+    """No credential, or a wrong one: 401."""
+    return ApiError(401, code, message, headers={"WWW-Authenticate": "Bearer"})
+
+
+def forbidden(message: str) -> ApiError:
+    """A good credential that does not reach this far: 403."""
+    return ApiError(403, "forbidden", message)
+
+
+def of_unreached(error: Unreached) -> ApiError:
+    """One of design §2's outcomes."""
+    answer = client_answer(error.outcome)
+    return ApiError(
+        answer.status,
+        answer.code,
+        str(error),
+        retry_after=answer.retry_after,
+        headers={CONDITION_HEADER: answer.code},
+    )
+
+
+def of_loading(error: StillLoading) -> ApiError:
+    """A load that goes on after the request's wait is over: 503 with the ``loading`` object."""
+    return ApiError(
+        503,
+        "model_loading",
+        error.status.sentence(),
+        type="model_loading",
+        retry_after=error.retry_after,
+        extra={"loading": error.status.as_json()},
+    )
+
+
+def of_no_place(error: NoPlace) -> ApiError:
+    """No node can take the model: the condition its nodes are in, or that there is no room."""
+    if error.outcome is not None:
+        return of_unreached(Unreached(error.outcome))
+    return ApiError(503, "capacity", error.reason, retry_after=CAPACITY_RETRY)
+
+
+def api_error_of(error: BaseException | None) -> ApiError | None:
+    """What a client is told about ``error``; None when it is nothing foreseen."""
+    match error:
+        case ApiError():
+            return error
+        case Unreached():
+            return of_unreached(error)
+        case StillLoading():
+            return of_loading(error)
+        case LoadFailed():
+            return ApiError(500, "model_load_failed", str(error))
+        case UnloadFailed():
+            return ApiError(500, "unload_failed", str(error))
+        case NoPlace():
+            return of_no_place(error)
+        case RequestRefused():
+            return bad_request(str(error))
+        case StoreUnavailable():
+            return ApiError(
+                503,
+                "registry_unavailable",
+                str(error),
+                retry_after=2,
+                headers={CONDITION_HEADER: "registry_unavailable"},
+            )
+        case UnknownNode():
+            return not_found(str(error))
+        case NotPending():
+            return bad_request(str(error))
+        case RegistryError():
+            return ApiError(409, "conflict", str(error))
+        case BadRegistration() | BadScheduling():
+            return bad_request(str(error), _field_of(str(error)))
+        case InvalidName() | InvalidQuantity():
+            return bad_request(str(error))
+        case _:
+            return None
+
+
+def _field_of(text: str) -> str | None:
+    """The field a registry refusal begins with: ``name: want ...``."""
+    field, colon, _ = text.partition(":")
+    return field.partition(",")[0] if colon else None

@@ -1,0 +1,92 @@
+"""Loading and unloading models by hand, and what is being loaded."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from localai_dist.httpapi.auth import Access
+from localai_dist.httpapi.call import Answer, ApiRoute, Call, Json
+from localai_dist.httpapi.errors import not_found
+from localai_dist.httpapi.routing import Route
+from localai_dist.loads.status import LoadStatus
+
+
+class ModelBody(msgspec.Struct):
+    """``POST /backend/load`` and ``/backend/shutdown``."""
+
+    model: Annotated[str, Meta(min_length=1, max_length=255)]
+
+
+async def load(call: Call) -> Answer:
+    """``POST /backend/load``: answers when the model is loaded, or 503 ``model_loading`` when the wait is over."""
+    model = call.model(call.body(ModelBody).model)
+    loaded = await call.api.replicas.loaded(model.name, model.revision)
+    replica = loaded[0] if loaded else await call.api.loads.ensure(model, wait=call.api.load_wait)
+    return Json({"message": "model loaded", "model": model.name, "node": replica.node_id})
+
+
+async def shutdown(call: Call) -> Answer:
+    """``POST /backend/shutdown``: stops every replica, wherever; 404 when there is none."""
+    name = call.body(ModelBody).model
+    if not await call.api.replicas.of_model(name):
+        raise not_found(f"the model {name!r} is not loaded anywhere")
+    await call.api.loads.unload(name)
+    return Json({"message": "model stopped"})
+
+
+async def load_status(call: Call) -> Answer:
+    """``GET /api/models/:id/load-status``: the same on every frontend."""
+    name = call.values["id"]
+    status = await call.api.loads.status(name)
+    if status is None:
+        raise not_found(f"the model {name!r} is not being loaded")
+    return Json(status.as_json())
+
+
+async def operations(call: Call) -> Answer:
+    """``GET /api/operations``: the running loads, the least far first."""
+    shown = [_operation(job) for job in await call.api.loads.jobs()]
+    return Json({"operations": sorted(shown, key=lambda one: (one["progress"], one["id"]))})
+
+
+def _operation(job: LoadStatus) -> dict[str, object]:
+    """
+    A load as one entry of the operations list.
+
+    Source: reference/surface.md §1.4.
+    """
+    name = f"staging:{job.model}"
+    return {
+        "id": name,
+        "name": job.model,
+        "fullName": job.model,
+        "jobID": name,
+        "progress": int(job.progress),
+        "taskType": "staging",
+        "isDeletion": False,
+        "isBackend": False,
+        "isQueued": job.state == "pending",
+        "cancellable": False,
+        "message": job.sentence(),
+        "nodeName": job.node,
+        "phase": job.state,
+        "currentBytes": job.bytes_sent,
+        "totalBytes": job.total_bytes,
+        "fileIndex": job.file_index,
+        "totalFiles": job.total_files,
+        **({"error": job.error} if job.error else {}),
+        **({"etaSeconds": round(job.eta_seconds, 1)} if job.eta_seconds is not None else {}),
+    }
+
+
+ROUTES: list[ApiRoute] = [
+    Route("POST", "/backend/load", Access.ADMIN, load),
+    Route("POST", "/backend/shutdown", Access.ADMIN, shutdown),
+    Route("POST", "/v1/backend/load", Access.ADMIN, load),
+    Route("POST", "/v1/backend/shutdown", Access.ADMIN, shutdown),
+    Route("GET", "/api/models/:id/load-status", Access.KEY, load_status),
+    Route("GET", "/api/operations", Access.ADMIN, operations),
+]

@@ -1,0 +1,181 @@
+"""
+What an operator asks of nodes: ``/api/nodes*``.
+
+A node is named by its id or by its name.
+
+Source: reference/surface.md §1.2, design §8.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from localai_dist.httpapi.auth import Access
+from localai_dist.httpapi.call import Answer, ApiRoute, Call, Empty, Json
+from localai_dist.httpapi.errors import ApiError, bad_request, not_found
+from localai_dist.httpapi.node_objects import node_object, replica_object, tunnel_objects
+from localai_dist.httpapi.routing import Route
+from localai_dist.ids import NodeId
+from localai_dist.registry.records import Node
+from localai_dist.store.errors import StoreUnavailable
+from localai_dist.wire.verbs import LIST
+from localai_dist.wire.verbs import Empty as NoFields
+
+LABEL_KEY_LIMIT = 255
+"""Characters of a label's key at most (the width of the registry's column)."""
+
+
+class UnloadBody(msgspec.Struct):
+    """``POST /api/nodes/:id/models/unload``."""
+
+    model_name: Annotated[str, Meta(min_length=1)]
+
+
+async def list_nodes(call: Call) -> Answer:
+    """``GET /api/nodes``: every node, by name."""
+    return Json(await _objects(call, await call.api.nodes.all()))
+
+
+async def show(call: Call) -> Answer:
+    """``GET /api/nodes/:id``."""
+    return Json((await _objects(call, [await find_node(call)]))[0])
+
+
+async def approve(call: Call) -> Answer:
+    """``POST /api/nodes/:id/approve``; a name handed over to a newcomer loses its old tunnel."""
+    node = await call.api.nodes.approve((await find_node(call)).id)
+    call.api.end_tunnel(node.id)
+    named = {"id": node.id, "name": node.name, "node_type": node.node_type, "status": node.status}
+    return Json({**named, "message": "node approved"})
+
+
+async def drain(call: Call) -> Answer:
+    """``POST /api/nodes/:id/drain``."""
+    await call.api.nodes.drain((await find_node(call)).id)
+    return Json({"message": "node set to draining"})
+
+
+async def resume(call: Call) -> Answer:
+    """``POST /api/nodes/:id/resume``."""
+    await call.api.nodes.resume((await find_node(call)).id)
+    return Json({"message": "node resumed"})
+
+
+async def remove(call: Call) -> Answer:
+    """``DELETE /api/nodes/:id``: row, labels and replicas; its tunnel ends."""
+    node = (await find_node(call)).id
+    if not await call.api.nodes.remove(node):
+        raise _unknown(node)
+    call.api.end_tunnel(node)
+    return Json({"message": "node deregistered"})
+
+
+async def labels(call: Call) -> Answer:
+    """``GET /api/nodes/:id/labels``."""
+    return Json(await call.api.nodes.labels((await find_node(call)).id))
+
+
+async def put_labels(call: Call) -> Answer:
+    """``PUT /api/nodes/:id/labels``: replace."""
+    given = _labels(call)
+    return Json(await call.api.nodes.put_labels((await find_node(call)).id, given))
+
+
+async def patch_labels(call: Call) -> Answer:
+    """``PATCH /api/nodes/:id/labels``: merge."""
+    given = _labels(call)
+    return Json(await call.api.nodes.patch_labels((await find_node(call)).id, given))
+
+
+async def delete_label(call: Call) -> Answer:
+    """``DELETE /api/nodes/:id/labels/:key``."""
+    await call.api.nodes.delete_label((await find_node(call)).id, call.values["key"])
+    return Empty()
+
+
+async def all_models(call: Call) -> Answer:
+    """``GET /api/nodes/models``: every loaded replica."""
+    rows = await call.api.replicas.all()
+    return Json([replica_object(row) for row in rows if row.state == "loaded"])
+
+
+async def node_models(call: Call) -> Answer:
+    """``GET /api/nodes/:id/models``: every replica on the node, whatever its state."""
+    rows = await call.api.replicas.for_node((await find_node(call)).id)
+    return Json([replica_object(row) for row in rows])
+
+
+async def unload(call: Call) -> Answer:
+    """``POST /api/nodes/:id/models/unload``; it fails with the cause while the backend is not really gone."""
+    body = call.body(UnloadBody)
+    await call.api.loads.unload(body.model_name, (await find_node(call)).id)
+    return Json({"message": "model unloaded"})
+
+
+async def backends(call: Call) -> Answer:
+    """``GET /api/nodes/:id/backends``, as the worker says; an agent worker has none."""
+    node = await find_node(call)
+    if node.node_type != "backend":
+        return Json([])
+    reply = await call.api.verbs.call(node.id, LIST, NoFields())
+    if reply.error:
+        raise ApiError(500, "worker_error", reply.error)
+    return Json(reply.backends)
+
+
+async def find_node(call: Call) -> Node:
+    """
+    The node that the path names.
+
+    Raises:
+        ApiError: 404.
+    """
+    named = call.values["id"]
+    node = await call.api.nodes.get(NodeId(named)) or await call.api.nodes.by_name(named)
+    if node is None:
+        raise _unknown(named)
+    return node
+
+
+async def _objects(call: Call, nodes: list[Node]) -> list[dict[str, object]]:
+    ids = [node.id for node in nodes]
+    try:
+        presences = await call.api.ownership.presence_many(ids, call.api.grace) if ids else {}
+    except StoreUnavailable:
+        tunnels = tunnel_objects(None, ids)
+    else:
+        tunnels = tunnel_objects(presences, ids)
+    return [node_object(node, tunnels[node.id]) for node in nodes]
+
+
+def _labels(call: Call) -> dict[str, str]:
+    given = call.body(dict[str, str])
+    for key in given:
+        if not key or len(key) > LABEL_KEY_LIMIT or "\0" in key + given[key]:
+            raise bad_request(f"{key[:40]!r}: want a label key of 1 to {LABEL_KEY_LIMIT} characters", key[:40] or None)
+    return given
+
+
+def _unknown(node: str) -> ApiError:
+    return not_found(f"node not found: {node}")
+
+
+ROUTES: list[ApiRoute] = [
+    Route("GET", "/api/nodes", Access.ADMIN, list_nodes),
+    Route("GET", "/api/nodes/models", Access.ADMIN, all_models),
+    Route("GET", "/api/nodes/:id", Access.ADMIN, show),
+    Route("DELETE", "/api/nodes/:id", Access.ADMIN, remove),
+    Route("POST", "/api/nodes/:id/approve", Access.ADMIN, approve),
+    Route("POST", "/api/nodes/:id/drain", Access.ADMIN, drain),
+    Route("POST", "/api/nodes/:id/resume", Access.ADMIN, resume),
+    Route("GET", "/api/nodes/:id/labels", Access.ADMIN, labels),
+    Route("PUT", "/api/nodes/:id/labels", Access.ADMIN, put_labels),
+    Route("PATCH", "/api/nodes/:id/labels", Access.ADMIN, patch_labels),
+    Route("DELETE", "/api/nodes/:id/labels/:key", Access.ADMIN, delete_label),
+    Route("GET", "/api/nodes/:id/models", Access.ADMIN, node_models),
+    Route("POST", "/api/nodes/:id/models/unload", Access.ADMIN, unload),
+    Route("GET", "/api/nodes/:id/backends", Access.ADMIN, backends),
+]

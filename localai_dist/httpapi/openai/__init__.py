@@ -1,0 +1,14 @@
+"""
+OpenAI's shapes: what its clients send and expect.
+
+Reading order:
+    ``requests.py``   pure: the bodies, validated
+    ``answers.py``    pure: completions, chunks, embeddings and model lists as JSON values
+    ``text.py``       pure: bytes of replies -> text, tokens -> usage and finish reason
+    ``streaming.py``  a generation onto an event stream
+    ``routes.py``     the routes
+
+::
+
+    body --requests--> wish --sampling--> PredictOptions --Inference--> Reply, Reply ... --answers--> JSON | SSE
+"""

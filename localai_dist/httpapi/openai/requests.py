@@ -1,0 +1,175 @@
+"""
+The bodies of OpenAI's requests, as far as this build understands them; unknown fields are ignored.
+
+Source: reference/surface.md §3, design §8 (a known field of a wrong type or range is a 400 naming it).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from localai_dist.httpapi.errors import bad_request
+from localai_dist.serving.sampling import Message, Sampling
+
+Name = Annotated[str, Meta(min_length=1, max_length=255)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Limit = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+StopList = Annotated[list[str], Meta(max_length=16)]
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+
+
+class StreamOptions(msgspec.Struct):
+    """How a stream ends: with the usage, if asked for."""
+
+    include_usage: bool | None = None
+
+
+class SamplingFields(msgspec.Struct, kw_only=True):
+    """What chat and completion requests have in common."""
+
+    model: Name
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    max_tokens: Limit | None = None
+    seed: Seed | None = None
+    stop: str | StopList | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repeat_penalty: Annotated[float, Meta(ge=0)] | None = None
+    ignore_eos: bool | None = None
+    n: Annotated[int, Meta(ge=1, le=1)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    def limit(self) -> int | None:
+        """Tokens the client wants at most."""
+        return self.max_tokens
+
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with the usage."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    def sampling(self) -> Sampling:
+        """The request's wishes, apart from OpenAI's names."""
+        return Sampling(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            max_tokens=self.limit(),
+            seed=self.seed,
+            repeat_penalty=self.repeat_penalty,
+            frequency_penalty=self.frequency_penalty,
+            presence_penalty=self.presence_penalty,
+            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
+            ignore_eos=bool(self.ignore_eos),
+        )
+
+
+class ContentPart(msgspec.Struct):
+    """One piece of a message's content."""
+
+    type: str
+    text: str | None = None
+
+
+class ChatMessage(msgspec.Struct, kw_only=True):
+    """One message of a chat."""
+
+    role: str
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: list[msgspec.Raw] | None = None
+
+
+class ChatRequest(SamplingFields, kw_only=True):
+    """``POST /v1/chat/completions``."""
+
+    messages: Annotated[list[ChatMessage], Meta(min_length=1)]
+    max_completion_tokens: Limit | None = None
+
+    def limit(self) -> int | None:
+        """Tokens the client wants at most; the newer name wins."""
+        return self.max_completion_tokens or self.max_tokens
+
+    def said(self) -> list[Message]:
+        """
+        The messages as text.
+
+        Raises:
+            ApiError: 400; an unknown role, or content that is not text.
+        """
+        return [_message(message, f"messages[{index}]") for index, message in enumerate(self.messages)]
+
+
+class CompletionRequest(SamplingFields, kw_only=True):
+    """``POST /v1/completions``; one prompt, as text."""
+
+    prompt: str | Annotated[list[str], Meta(min_length=1, max_length=1)]
+
+    def text(self) -> str:
+        """The prompt."""
+        return self.prompt if isinstance(self.prompt, str) else self.prompt[0]
+
+
+class EmbeddingRequest(msgspec.Struct, kw_only=True):
+    """``POST /v1/embeddings``."""
+
+    model: Name
+    input: str | Annotated[list[str], Meta(min_length=1, max_length=2048)]
+    encoding_format: str | None = None
+
+    def texts(self) -> list[str]:
+        """
+        What to embed, in order.
+
+        Raises:
+            ApiError: 400; an empty text.
+        """
+        texts = [self.input] if isinstance(self.input, str) else self.input
+        if not all(texts):
+            raise bad_request("input: want text that is not empty", "input")
+        return texts
+
+    def wants_base64(self) -> bool:
+        """
+        Whether vectors travel as base64 of little-endian floats (what OpenAI's own client asks for).
+
+        Raises:
+            ApiError: 400; an unknown format.
+        """
+        if self.encoding_format not in (None, "float", "base64"):
+            raise bad_request("encoding_format: want float or base64", "encoding_format")
+        return self.encoding_format == "base64"
+
+
+def _message(message: ChatMessage, where: str) -> Message:
+    if message.role not in ROLES:
+        raise bad_request(f"{where}.role: want one of {', '.join(ROLES)}", f"{where}.role")
+    return Message(
+        role=message.role,
+        content=_text(message.content, f"{where}.content"),
+        name=message.name or "",
+        tool_call_id=message.tool_call_id or "",
+        tool_calls=msgspec.json.encode(message.tool_calls).decode() if message.tool_calls else "",
+    )
+
+
+def _text(content: str | list[ContentPart] | None, where: str) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    for index, part in enumerate(content):
+        if part.type != "text" or part.text is None:
+            raise bad_request(
+                f"{where}[{index}].type: only text parts are served here, not {part.type[:40]!r}",
+                f"{where}[{index}].type",
+            )
+    return "".join(part.text or "" for part in content)

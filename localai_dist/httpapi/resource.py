@@ -1,0 +1,113 @@
+"""The API as one twisted.web resource: find the route, check the caller, run it, answer; never anything but JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+from twisted.web.resource import IResource, Resource
+from twisted.web.server import NOT_DONE_YET, Request
+
+from localai_dist.httpapi.api import FrontendApi
+from localai_dist.httpapi.auth import Access, check_key, check_registration, presented_key
+from localai_dist.httpapi.call import ApiRoute, Call, Run
+from localai_dist.httpapi.errors import ApiError, api_error_of, not_found
+from localai_dist.httpapi.render import send, send_error
+from localai_dist.httpapi.routing import Found, RouteTable, WrongMethod
+from localai_dist.net.answers import request_id
+from localai_dist.serving.deadline import within
+
+
+class ApiResource(Resource):
+    """
+    Every route of a frontend.
+
+    Args:
+        mounted: resources that answer a whole path themselves (the two WebSocket dials).
+    """
+
+    isLeaf = False
+    log = Logger()
+
+    def __init__(self, api: FrontendApi, routes: RouteTable[Run], mounted: Mapping[str, IResource]) -> None:
+        super().__init__()
+        self._api = api
+        self._routes = routes
+        self._mounted = dict(mounted)
+
+    def getChildWithDefault(self, path: bytes, request: Request) -> IResource:
+        """A mounted resource by its whole path; everything else is answered here."""
+        whole = request.path.decode("utf-8", "replace").rstrip("/")
+        request.prepath = [*(request.prepath or []), *request.postpath]
+        request.postpath = []
+        return self._mounted.get(whole, self)
+
+    def render(self, request: Request) -> int:
+        """Start answering; the route goes on by itself until it answered or the client went away."""
+        call = Call(self._api, request, {}, request_id(request))
+        running = Deferred.fromCoroutine(self._answer(call))
+        request.notifyFinish().addErrback(self._gone, call, running)
+        running.addErrback(self._refuse, call)
+        running.addErrback(self._broken, call)
+        return NOT_DONE_YET
+
+    async def _answer(self, call: Call) -> None:
+        route = self._route(call)
+        self._admit(call, route.access)
+        call.read_deadline()
+        send(call, await within(self._api.clock, call.deadline, route.run(call)))
+
+    def _route(self, call: Call) -> ApiRoute:
+        request = call.request
+        method = request.method.decode("ascii", "replace")
+        found = self._routes.find(method, request.path.decode("utf-8", "replace"))
+        match found:
+            case Found(route, values):
+                call.values = values
+                return route
+            case WrongMethod(allowed):
+                text = f"{method} is not served here: want {' or '.join(allowed)}"
+                raise ApiError(405, "method_not_allowed", text, headers={"Allow": ", ".join(allowed)})
+            case None:
+                raise not_found("there is nothing here; the API's routes begin with /v1/ and /api/")
+
+    def _admit(self, call: Call, access: Access) -> None:
+        authorization = call.header("Authorization")
+        if access is Access.NODE:
+            check_registration(self._api.registration_token, authorization)
+        elif access is not Access.OPEN:
+            presented = presented_key(authorization, call.header("x-api-key"), call.header("xi-api-key"))
+            check_key(self._api.keys, presented, always=access is Access.ADMIN)
+
+    def _gone(self, _failure: Failure, call: Call, running: Deferred[None]) -> None:
+        call.gone = True
+        if call.events is not None:
+            call.events.stop()
+        running.cancel()
+
+    def _refuse(self, failure: Failure, call: Call) -> None:
+        if call.gone:
+            # Nobody is left to tell. What the cancelled work raised on its way out is of no use either, unless it is
+            # something nobody foresaw.
+            if not failure.check(CancelledError) and api_error_of(failure.value) is None:
+                failure.raiseException()
+            return
+        error = api_error_of(failure.value)
+        if error is None:
+            self.log.failure("request {id} failed: {what}", failure, id=call.id, what=_named(call))
+            error = ApiError(500, "internal_error", f"something went wrong here; the log has it as request {call.id}")
+        send_error(call, error)
+
+    def _broken(self, failure: Failure, call: Call) -> None:
+        """The last resort, so that no request ever hangs: even telling the error failed."""
+        self.log.failure("request {id} could not be answered: {what}", failure, id=call.id, what=_named(call))
+        if not call.gone:
+            call.request.loseConnection()
+
+
+def _named(call: Call) -> str:
+    """Method and path of a request for the log; never the query, which may hold a secret."""
+    request = call.request
+    return f"{request.method.decode('ascii', 'replace')} {request.path.decode('utf-8', 'replace')}"

@@ -1,0 +1,49 @@
+"""The site of a frontend: every route, and the two doors for WebSockets, behind one listener."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.web.resource import IResource
+
+from localai_dist.httpapi import loads, node_service, nodes, probes, scheduling
+from localai_dist.httpapi.api import FrontendApi
+from localai_dist.httpapi.call import ApiRoute
+from localai_dist.httpapi.openai import routes as openai
+from localai_dist.httpapi.resource import ApiResource
+from localai_dist.httpapi.routing import RouteTable
+from localai_dist.net.request import StreamingSite
+
+ROUTES: list[ApiRoute] = [
+    *openai.ROUTES,
+    *probes.ROUTES,
+    *node_service.ROUTES,
+    *nodes.ROUTES,
+    *scheduling.ROUTES,
+    *loads.ROUTES,
+]
+
+CONNECT_PATH = "/api/cluster/connect"
+PEER_PATH = "/api/cluster/peer"
+
+
+def make_site(
+    api: FrontendApi,
+    *,
+    connect_resource: IResource,
+    peer_resource: IResource | None,
+    max_body: int,
+    reactor: Any,
+) -> StreamingSite:
+    """
+    The site to listen with.
+
+    Args:
+        connect_resource: where workers' tunnels arrive.
+        peer_resource: where other frontends' links arrive; None when this one has no peers.
+        max_body: the longest body of an API request (bytes).
+    """
+    mounted = {CONNECT_PATH: connect_resource}
+    if peer_resource is not None:
+        mounted[PEER_PATH] = peer_resource
+    return StreamingSite(ApiResource(api, RouteTable(ROUTES), mounted), max_body=max_body, reactor=reactor)

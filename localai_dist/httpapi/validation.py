@@ -1,0 +1,44 @@
+"""A JSON body -> the typed request it should be, or the field that is at fault (pure)."""
+
+from __future__ import annotations
+
+import re
+from typing import TypeVar
+
+import msgspec
+
+from localai_dist.httpapi.errors import bad_request
+
+T = TypeVar("T")
+
+_PLACED = re.compile(r"(?P<what>.*) - at `(?:key in )?\$\.?(?P<path>[^`]*)`", re.DOTALL)
+_MISSING = re.compile(r"Object missing required field `(?P<name>[^`]+)`")
+
+
+def decode(body: bytes, kind: type[T]) -> T:
+    """
+    ``body`` as ``kind``; unknown fields are ignored, an empty body is an empty object.
+
+    Raises:
+        ApiError: 400; malformed JSON, or a known field of a wrong type or range, named in ``param``.
+    """
+    try:
+        return msgspec.json.decode(body or b"{}", type=kind)
+    except msgspec.ValidationError as error:
+        what, param = explain(str(error))
+        raise bad_request(f"{param}: {what}" if param else what, param) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise bad_request(f"the body is not JSON: {error}") from error
+    except RecursionError as error:
+        raise bad_request("the body is nested too deeply") from error
+
+
+def explain(text: str) -> tuple[str, str | None]:
+    """What msgspec found wrong, and the path of the field: ``messages[0].role``."""
+    placed = _PLACED.fullmatch(text)
+    what, path = (placed["what"], placed["path"]) if placed else (text, "")
+    missing = _MISSING.fullmatch(what)
+    if missing:
+        path = f"{path}.{missing['name']}" if path else missing["name"]
+        what = "this field is required"
+    return what.replace("`", ""), path or None
