@@ -63,7 +63,8 @@ select %(node)s, %(key)s, %(replica_index)s, %(address)s, %(backend_token)s, %(b
 from done
 on conflict (node_id, model_name, replica_index) do update
 set address = excluded.address, backend_token = excluded.backend_token, backend_type = excluded.backend_type,
-    state = 'loaded', config_revision = excluded.config_revision, in_flight = 0, last_used = now(), updated_at = now()
+    state = 'loaded', config_revision = excluded.config_revision, last_used = now(), updated_at = now(),
+    in_flight = case when m.address = excluded.address then m.in_flight else 0 end
 returning node_id;
 
 -- name: abandon

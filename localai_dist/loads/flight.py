@@ -1,0 +1,65 @@
+"""Everybody on this frontend who waits for one model, and the one course of events they wait for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.internet.defer import Deferred
+
+from localai_dist.catalog.model import ModelConfig
+from localai_dist.registry.records import Replica
+
+
+class WaitOver(Exception):
+    """A waiter's own time is up; the load goes on."""
+
+
+class Flight:
+    """
+    The waiters of one model.
+
+    They may come and go; the load does not care. All of them get the same ending.
+
+    Attributes:
+        model: the configuration that is loaded.
+        course: the coroutine that drives it, set by whoever starts it.
+    """
+
+    def __init__(self, model: ModelConfig) -> None:
+        self.model = model
+        self.course: Deferred[Any] | None = None
+        self._waiters: list[Deferred[Replica]] = []
+
+    @property
+    def waiting(self) -> int:
+        """How many wait."""
+        return len(self._waiters)
+
+    def join(self) -> Deferred[Replica]:
+        """The ending, for one more waiter; cancelling it takes only this waiter away."""
+        waiter: Deferred[Replica] = Deferred(self._forget)
+        self._waiters.append(waiter)
+        return waiter
+
+    def give_up(self, waiter: Deferred[Replica]) -> None:
+        """End one waiter's wait with ``WaitOver``; nothing if it has ended."""
+        if waiter in self._waiters:
+            self._forget(waiter)
+            waiter.errback(WaitOver())
+
+    def landed(self, replica: Replica) -> None:
+        """Wake everybody with the replica."""
+        for waiter in self._take():
+            waiter.callback(replica)
+
+    def crashed(self, error: Exception) -> None:
+        """Wake everybody with the cause."""
+        for waiter in self._take():
+            waiter.errback(error)
+
+    def _take(self) -> list[Deferred[Replica]]:
+        waiters, self._waiters = self._waiters, []
+        return waiters
+
+    def _forget(self, waiter: Deferred[Replica]) -> None:
+        self._waiters = [other for other in self._waiters if other is not waiter]

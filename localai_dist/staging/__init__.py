@@ -1,0 +1,18 @@
+"""
+Model files onto nodes, however big: resumed, verified, and given up only for silence.
+
+Reading order (the first three are pure)::
+
+    hold.py       the deadline that progress extends
+    plan.py       files, keys, pieces;  answers.py  what the worker's file server says
+    errors.py     what ends a staging;  progress.py  counters
+    hold_timer.py a hold on a clock
+    reader.py     a file for worker threads;  source.py  a model's files;  digests.py  their hashes
+    piece.py      the body of one PUT;  transient.py  what passes by itself
+    upload.py     Stager and Upload
+
+    Stager.stage ─▶ Upload: hash ─▶ HEAD ─┬─ there: skip
+                              ▲           ├─ verifying: ask again
+                              │           └─ PUT pieces from the offset ─▶ 200 remote path
+                              └── the way broke: pause, ask again, go on from what is there
+"""
