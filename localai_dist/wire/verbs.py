@@ -53,7 +53,7 @@ class InstallRequest(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         backend: name in the gallery.
-        model_id: the model it is started for; empty = install only, unless ``replica_index`` matters.
+        model_id: the model it is started for; empty = install only, nothing is started.
         backend_galleries: JSON text ``[{"url","name"}]``; empty = the worker's own.
         uri: install from here instead of a gallery.
         replica_index: which copy of the model on this node, from 0.

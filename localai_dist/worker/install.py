@@ -36,6 +36,7 @@ class Metadata(msgspec.Struct, frozen=True, omit_defaults=True):
 
     name: str
     alias: str = ""
+    meta_backend_for: str = ""
     gallery_url: str = ""
     installed_at: str = ""
     version: str = ""
@@ -105,9 +106,12 @@ class Installer:
         self._now = now
 
     def find(self, name: str) -> Installed | None:
-        """The installed backend called ``name``, by its folder or its alias."""
+        """The installed backend called ``name``: by its folder, its alias, or the meta entry it was chosen for."""
         by_folder = self._read(name)
-        return by_folder or next((one for one in self.all() if name and one.metadata.alias == name), None)
+        if by_folder is not None or not name:
+            return by_folder
+        others = ((one, (one.metadata.alias, one.metadata.meta_backend_for)) for one in self.all())
+        return next((one for one, names in others if name in names), None)
 
     def all(self) -> list[Installed]:
         """Every installed backend, by name; half-made ones are left out."""
@@ -184,6 +188,7 @@ class Installer:
                 metadata = Metadata(
                     name=folder_name(entry.name),
                     alias=entry.alias,
+                    meta_backend_for="" if wanted.backend in (entry.name, entry.alias) else wanted.backend,
                     gallery_url=gallery.url,
                     installed_at=self._now(),
                     version=entry.version,

@@ -117,7 +117,24 @@ class Supervisor:
             StillRunning: what ran for ``key`` would not end.
         """
         lock = self._key_locks.setdefault(key, DeferredLock())
-        return await lock.run(lambda: Deferred.fromCoroutine(self._start(key, wanted, force, phase)))
+        try:
+            return await lock.run(lambda: Deferred.fromCoroutine(self._start(key, wanted, force, phase)))
+        finally:
+            if not lock.locked and self._key_locks.get(key) is lock:
+                del self._key_locks[key]
+
+    async def install(self, wanted: Wanted, *, force: bool, phase: Phase) -> Installed:
+        """
+        ``wanted`` as an installed backend; nothing is started.
+
+        Raises:
+            InstallFailed: it could not be installed.
+            StillRunning: ``force``, and a process of the old one would not end.
+        """
+        phase("resolving")
+        return await self._backend_lock(wanted.backend).run(
+            lambda: Deferred.fromCoroutine(self._ensure(wanted, force, phase))
+        )
 
     async def upgrade(self, wanted: Wanted, *, phase: Phase) -> Stopped:
         """
@@ -204,10 +221,7 @@ class Supervisor:
         return await self._end_all(list(self._processes.values()), force=True)
 
     async def _start(self, key: ProcessKey, wanted: Wanted, force: bool, phase: Phase) -> Launch:
-        phase("resolving")
-        installed = await self._backend_lock(wanted.backend).run(
-            lambda: Deferred.fromCoroutine(self._ensure(wanted, force, phase))
-        )
+        installed = await self.install(wanted, force=force, phase=phase)
         running = self._processes.get(key)
         if running is not None:
             if running.state is State.SERVING and running.launch.folder_id == installed.folder_id:

@@ -10,14 +10,12 @@ Source: surface §5.6, internals §4b; design §5 item 17.
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, Protocol, assert_never
+from typing import Any, assert_never
 
 from twisted.internet.defer import Deferred, DeferredList
 from twisted.logger import Logger
 
-from localai_dist.units import MiB
 from localai_dist.wire.files import (
     AlreadyWhole,
     BadPut,
@@ -43,27 +41,17 @@ from localai_dist.worker.answers import (
     Verifying,
     Whole,
 )
+from localai_dist.worker.blocks import BLOCK_BYTES, Blocks, Body, read_some
 from localai_dist.worker.entry import Entry
 from localai_dist.worker.offload import Offload
-from localai_dist.worker.timing import after, bounded, quiet
+from localai_dist.worker.timing import after, quiet
 
-BLOCK_BYTES = MiB
-"""Bytes written and hashed at a time; at most two such blocks of one upload are in memory."""
-BODY_SILENCE = 120.0
-"""Seconds a body may be silent before the PUT is given up, so that it doesn't keep the key from the next one."""
 HEAD_PATIENCE = 0.5
 """Seconds a HEAD waits for a hash that is nearly there."""
 ENTRIES_KEPT = 256
 """Running hashes remembered; one that is forgotten costs a second read of its file."""
 DRAFT_SUFFIX = ".upload-tmp"
 """Beside a file that is being sent in one go, until it is right."""
-
-
-class Body(Protocol):
-    """A request's body (``net.request``)."""
-
-    async def read(self, n: int) -> bytes:
-        """Up to ``n`` bytes; empty at the end; raises if the client is gone."""
 
 
 class Uploads:
@@ -146,8 +134,8 @@ class Uploads:
         entry.failure = failure.value
 
     async def _settled(self, entry: Entry, patience: float) -> None:
-        done = entry.lock.acquire()
-        late = after(self._clock, patience)
+        done: Deferred[Any] = entry.lock.acquire()
+        late: Deferred[Any] = after(self._clock, patience)
         await DeferredList([done, late], fireOnOneCallback=True)
         if done.called:
             entry.lock.release()
@@ -161,7 +149,7 @@ class Uploads:
     async def _put(self, entry: Entry, request: PutRequest, body: Body) -> PutAnswer:
         # The first bytes are awaited before anything is decided: a request that waited for the lock and whose client
         # is gone by now must not throw away what another one wrote.
-        first = await self._read(body, BLOCK_BYTES)
+        first = await read_some(body, BLOCK_BYTES, self._clock)
         stored = await self._offload(sums.look, entry.path)
         entry.seen(stored.size)
         decision = decide_put(stored, request)
@@ -228,7 +216,8 @@ class Uploads:
         received = 0
         writing: Deferred[None] | None = None
         try:
-            async for block in self._blocks(first, body, limit):
+            blocks = Blocks(first, body, limit, self._clock)
+            while block := await blocks.next():
                 if writing is not None:
                     await writing
                 writing = Deferred.fromCoroutine(entry.append(descriptor, block))
@@ -240,33 +229,6 @@ class Uploads:
             finally:
                 await self._offload(os.close, descriptor)
         return received
-
-    async def _blocks(self, first: bytes, body: Body, limit: int | None) -> AsyncIterator[bytes]:
-        """The body in blocks; when it breaks off, what it had given comes first and then its error."""
-        block = bytearray(first)
-        given = 0
-        chunk = first
-        failure: Exception | None = None
-        while chunk and failure is None and limit not in (given + len(block), 0):
-            room = BLOCK_BYTES - len(block)
-            wanted = room if limit is None else min(room, limit - given - len(block))
-            try:
-                chunk = await self._read(body, wanted)
-            except Exception as error:  # noqa: BLE001 - kept, and raised below once what came before is written
-                failure = error
-            else:
-                block += chunk
-            if len(block) >= BLOCK_BYTES:
-                yield bytes(block)
-                given += len(block)
-                block.clear()
-        if block:
-            yield bytes(block)
-        if failure is not None:
-            raise failure
-
-    async def _read(self, body: Body, count: int) -> bytes:
-        return await bounded(body.read(count), BODY_SILENCE, self._clock, f"no byte came for {BODY_SILENCE:.0f} s")
 
     async def _wipe(self, entry: Entry) -> None:
         await entry.restart()
