@@ -1,0 +1,254 @@
+"""One frontend: what it is made of. Its starting and stopping is ``roles.frontend_service``."""
+
+from __future__ import annotations
+
+import random
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from twisted.application.service import IService
+from twisted.internet.defer import Deferred
+from twisted.internet.threads import deferToThreadPool
+from twisted.logger import Logger
+
+from localai_dist import __version__
+from localai_dist.errors import UserMistake
+from localai_dist.httpapi.api import FrontendApi
+from localai_dist.httpapi.auth import Keys
+from localai_dist.httpapi.readiness import Readiness
+from localai_dist.httpapi.site import make_site
+from localai_dist.health.monitor import Monitor
+from localai_dist.ids import InstanceId
+from localai_dist.loads.service import Loads
+from localai_dist.loads.tools import LoadSettings
+from localai_dist.net.session import SessionConfig
+from localai_dist.net.websocket import require_masker
+from localai_dist.registry.instances import Instances
+from localai_dist.registry.membership import Membership
+from localai_dist.registry.nodes import Nodes
+from localai_dist.registry.ownership import Ownership
+from localai_dist.registry.replicas import Replicas
+from localai_dist.registry.scheduling import Scheduling
+from localai_dist.relay.acceptor import PeerResource
+from localai_dist.relay.control import VerbClient
+from localai_dist.relay.forward import Forwarder
+from localai_dist.relay.http import NodeHttp
+from localai_dist.relay.peers import PeerPool
+from localai_dist.relay.serve import RelayService
+from localai_dist.roles.advertise import discover, trouble_with
+from localai_dist.roles.frontend_service import FrontendService, Parts
+from localai_dist.serving.connector import BackendConnector
+from localai_dist.serving.inference import Inference, Waits
+from localai_dist.serving.watch import CatalogWatch
+from localai_dist.settings.frontend import FrontendSettings
+from localai_dist.staging.upload import Stager
+from localai_dist.store.pool import Pool
+from localai_dist.tunnel.acceptor import ConnectResource
+from localai_dist.tunnel.held import HeldTunnels
+from localai_dist.wire.credentials import digest, mint_token
+
+log = Logger()
+
+#: A peer link carries the streams of many requests: it starts with the window a bulk stream has.
+PEER_STREAMS = 1000
+
+
+def make(settings: FrontendSettings, reactor: Any) -> IService:
+    """
+    The frontend as a service for twistd.
+
+    Raises:
+        UserMistake: the native masker is missing.
+    """
+    require_masker()
+    return _Graph(settings, reactor).service()
+
+
+class _Graph:
+    """The objects of one frontend, in the order in which they need each other."""
+
+    def __init__(self, settings: FrontendSettings, reactor: Any) -> None:
+        self.settings = settings
+        self.reactor = reactor
+        self.instance = InstanceId(settings.instance_id)
+        self.session = session_config(settings.tunnel_keepalive)
+        self.pool = Pool(settings.auth_database_url, reactor=reactor, application_name="localai-frontend")
+        self.nodes = Nodes(self.pool)
+        self.replicas = Replicas(self.pool)
+        self.scheduling = Scheduling(self.pool)
+        self.instances = Instances(self.pool, live_window=settings.instance_live_window)
+        self.ownership = Ownership(self.pool, live_window=settings.instance_live_window)
+        self.held = HeldTunnels(self.ownership, self.instance, clock=reactor)
+        self.secret = mint_token(secrets.token_bytes(32))
+        self.address = advertised(settings)
+        self.peers = self._peers()
+        self.forwarder = Forwarder(
+            self.held, self.peers, self.ownership, clock=reactor, grace=settings.worker_reconnect_grace
+        )
+        self.http = NodeHttp(self.forwarder, reactor=reactor, token=settings.registration_token)
+        self.verbs = VerbClient(self.http, clock=reactor)
+        self.connect = BackendConnector(self.forwarder, clock=reactor)
+        self.catalog = CatalogWatch(Path(settings.models_path), clock=reactor, in_thread=self.in_thread)
+        self.loads = self._loads()
+        self.readiness = Readiness("database", "membership", clock=reactor)
+
+    def in_thread(self, function: Callable[..., Any], *arguments: Any) -> Deferred[Any]:
+        """Run a blocking function off the reactor's thread."""
+        return deferToThreadPool(self.reactor, self.reactor.getThreadPool(), function, *arguments)
+
+    def service(self) -> FrontendService:
+        """The whole, not started."""
+        settings = self.settings
+        membership = Membership(
+            self.instances,
+            id=self.instance,
+            address=self.address,
+            version=__version__,
+            peer_token_hash=digest(self.secret),
+            grace=settings.worker_reconnect_grace,
+            reclaim=self.held.reclaim,
+            clock=self.reactor,
+            beat=settings.instance_live_window / 6,
+        )
+        monitor = Monitor(
+            self.nodes,
+            self.ownership,
+            clock=self.reactor,
+            interval=settings.health_interval,
+            stale_after=settings.node_stale_after,
+            grace=settings.worker_reconnect_grace,
+        )
+        parts = Parts(
+            pool=self.pool,
+            catalog=self.catalog,
+            membership=membership,
+            monitor=monitor,
+            loads=self.loads,
+            held=self.held,
+            peers=self.peers,
+            readiness=self.readiness,
+        )
+        service = FrontendService(parts, settings, reactor=self.reactor)
+        service.site = make_site(
+            self._api(),
+            connect_resource=ConnectResource(
+                nodes=self.nodes,
+                held=self.held,
+                config=self.session,
+                clock=self.reactor,
+                accepting=lambda: service.accepting,
+            ),
+            peer_resource=self._peer_resource(),
+            max_body=settings.upload_limit,
+            reactor=self.reactor,
+        )
+        return service
+
+    def _peers(self) -> PeerPool | None:
+        if self.address is None:
+            return None
+        return PeerPool(
+            reactor=self.reactor,
+            instance=self.instance,
+            registration_token=self.settings.registration_token,
+            secret=self.secret,
+            config=self.session,
+        )
+
+    def _peer_resource(self) -> PeerResource | None:
+        if self.address is None:
+            return None
+        return PeerResource(
+            instances=self.instances,
+            registration_token=self.settings.registration_token,
+            on_stream=RelayService(self.held, clock=self.reactor).serve,
+            config=self.session,
+            clock=self.reactor,
+        )
+
+    def _loads(self) -> Loads:
+        settings = self.settings
+        stager = Stager(
+            self.http,
+            Path(settings.models_path),
+            clock=self.reactor,
+            in_thread=self.in_thread,
+            chance=random.random,
+        )
+        return Loads(
+            self.pool,
+            self.replicas,
+            self.nodes,
+            self.scheduling,
+            self.ownership,
+            self.verbs,
+            stager,
+            self.connect,
+            clock=self.reactor,
+            instance=self.instance,
+            settings=LoadSettings(
+                grace=settings.worker_reconnect_grace,
+                live_window=settings.instance_live_window,
+                route_wait=settings.route_wait,
+                install_timeout=settings.nats_backend_install_timeout,
+                load_timeout=settings.nats_model_load_timeout,
+                backend_galleries=settings.backend_galleries,
+                orphan_after=settings.load_orphan_after,
+            ),
+            find_model=self.catalog.get,
+        )
+
+    def _api(self) -> FrontendApi:
+        settings = self.settings
+        waits = Waits(
+            route=settings.route_wait, load=settings.model_load_wait or None, grace=settings.worker_reconnect_grace
+        )
+        inference = Inference(
+            replicas=self.replicas,
+            ownership=self.ownership,
+            loads=self.loads,
+            connect=self.connect,
+            clock=self.reactor,
+            waits=waits,
+        )
+        return FrontendApi(
+            catalog=self.catalog,
+            inference=inference,
+            nodes=self.nodes,
+            replicas=self.replicas,
+            scheduling=self.scheduling,
+            ownership=self.ownership,
+            loads=self.loads,
+            verbs=self.verbs,
+            end_tunnel=self.held.end,
+            keys=Keys(settings.api_key),
+            registration_token=settings.registration_token,
+            auto_approve=settings.auto_approve_nodes,
+            loose_identity=settings.node_identity == "loose",
+            grace=settings.worker_reconnect_grace,
+            load_wait=waits.load,
+            readiness=self.readiness,
+            clock=self.reactor,
+        )
+
+
+def session_config(keepalive: float) -> SessionConfig:
+    """The numbers of a tunnel or peer link: PING after ``keepalive`` s of silence, death after three times that."""
+    return SessionConfig(keepalive_interval=keepalive, keepalive_timeout=3 * keepalive)
+
+
+def advertised(settings: FrontendSettings) -> str | None:
+    """The ``host:port`` peers dial; None, with a warning that says the remedy, when there is none."""
+    configured = settings.distributed_advertise_addr
+    if configured is not None:
+        trouble = trouble_with(configured.host)
+        if trouble is not None:
+            log.warn("advertising {address} all the same: {trouble}", address=str(configured), trouble=trouble)
+        return str(configured)
+    try:
+        return str(discover(settings.auth_database_url, settings.address.port))
+    except UserMistake as mistake:
+        log.warn("this frontend will have no peers and is never relayed to: {why}", why=str(mistake))
+        return None
