@@ -24,7 +24,14 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from localai_dist.grpcclient.call import WINDOW, Call
-from localai_dist.grpcclient.framing import GoAway, GoAwayFilter, encode_message, encode_timeout
+from localai_dist.grpcclient.framing import (
+    FRAME_LIMIT,
+    FrameTooLong,
+    GoAway,
+    GoAwayFilter,
+    encode_message,
+    encode_timeout,
+)
 from localai_dist.grpcclient.status import (
     Origin,
     RpcError,
@@ -33,10 +40,9 @@ from localai_dist.grpcclient.status import (
     error_of_reset,
     error_of_trailers,
 )
-from localai_dist.units import KiB, MiB
+from localai_dist.units import MiB
 
 _CONNECTION_WINDOW: Final = 16 * MiB
-_FRAME: Final = 64 * KiB
 _CONTROL_LIMIT: Final = 1 * MiB
 
 
@@ -165,7 +171,7 @@ class GrpcConnection(Protocol):
             {
                 SettingCodes.ENABLE_PUSH: 0,
                 SettingCodes.INITIAL_WINDOW_SIZE: WINDOW,
-                SettingCodes.MAX_FRAME_SIZE: _FRAME,
+                SettingCodes.MAX_FRAME_SIZE: FRAME_LIMIT,
             }
         )
         self._http2.increment_flow_control_window(_CONNECTION_WINDOW - 65_535)
@@ -175,10 +181,10 @@ class GrpcConnection(Protocol):
         """Take in what came, then wake the readers that have something to read."""
         if self.transport is None:
             return
-        shown, goodbyes = self._go_away.feed(data)
         try:
+            shown, goodbyes = self._go_away.feed(data)
             events = self._http2.receive_data(shown)
-        except ProtocolError as error:
+        except (ProtocolError, FrameTooLong) as error:
             self._shut(_lost(f"the backend broke HTTP/2: {error}"))
             return
         touched: dict[int, Call] = {}
@@ -295,7 +301,7 @@ class GrpcConnection(Protocol):
 
     def _send_some(self, stream_id: int) -> bool:
         left = self._sending[stream_id]
-        room = min(self._http2.local_flow_control_window(stream_id), self._http2.max_outbound_frame_size, _FRAME)
+        room = min(self._http2.local_flow_control_window(stream_id), self._http2.max_outbound_frame_size, FRAME_LIMIT)
         if room <= 0:
             return False
         chunk, rest = left[:room], left[room:]

@@ -5,11 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from localai_dist.errors import LocalAIDistError
 from localai_dist.grpcclient.status import Origin, RpcError, StatusCode
-from localai_dist.units import MiB
+from localai_dist.units import KiB, MiB
 
 MESSAGE_LIMIT: Final = 50 * MiB
 """No message is larger, either way. Source: surface §4.4."""
+
+FRAME_LIMIT: Final = 64 * KiB
+"""The longest HTTP/2 frame we announce to take (SETTINGS_MAX_FRAME_SIZE), and the longest we send."""
 
 _PREFIX: Final = 5
 _LONGEST_TIMEOUT: Final = 99_999_999
@@ -92,6 +96,10 @@ class MessageBuffer:
         return length
 
 
+class FrameTooLong(LocalAIDistError):
+    """A frame longer than we announced to take."""
+
+
 @dataclass(frozen=True, slots=True)
 class GoAway:
     """
@@ -112,12 +120,12 @@ class GoAwayFilter:
 
     h2 closes the whole connection for sending *and receiving* on GOAWAY, so calls that the peer promised to finish
     would be lost; RFC 9113 §6.8 says they go on. Everything else passes through in order and unbuffered, except an
-    unfinished frame header.
+    unfinished frame header. Frames longer than announced are refused by their header, which h2 checks only once it
+    holds the whole frame.
     """
 
     _HEADER: Final = 9
     _GOAWAY: Final = 7
-    _LONGEST: Final = 64 * 1024
 
     def __init__(self) -> None:
         self._partial = b""
@@ -126,7 +134,12 @@ class GoAwayFilter:
         self._missing = 0
 
     def feed(self, data: bytes) -> tuple[bytes, list[GoAway]]:
-        """The bytes h2 shall see, and the go-aways found among them."""
+        """
+        The bytes h2 shall see, and the go-aways found among them.
+
+        Raises:
+            FrameTooLong: this is no HTTP/2, or none we announced.
+        """
         if len(data) <= self._body:
             self._body -= len(data)
             return data, []
@@ -144,7 +157,9 @@ class GoAwayFilter:
             at = start = self._collect(data, 0, found)
         while len(data) - at >= self._HEADER:
             length = int.from_bytes(data[at : at + 3], "big")
-            if data[at + 3] == self._GOAWAY and length <= self._LONGEST:
+            if length > FRAME_LIMIT:
+                raise FrameTooLong(f"a frame of {length} bytes, more than the {FRAME_LIMIT} announced")
+            if data[at + 3] == self._GOAWAY:
                 passed.append(data[start:at])
                 self._missing = length
                 at = start = self._collect(data, at + self._HEADER, found)
