@@ -85,9 +85,9 @@ class Receiver:
                 self._partial = data[position:]
                 return
             else:
-                header = unpack_header(data, position)
+                version, type_, flags, stream_id, length = unpack_header(data, position)
                 position += HEADER_SIZE
-                self._on_header(*header, now)
+                self._on_header(version, type_, flags, stream_id, length, now)
 
     def _take_payload(self, data: bytes, position: int, end: int) -> int:
         count = min(self._payload_left, end - position)

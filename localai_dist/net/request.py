@@ -48,6 +48,7 @@ class StreamingRequest(server.Request):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.channel: Any  # an HTTPChannel until the request is done, its private names included
         self.body = empty_body()
         self._streaming = False
         self._refused = False
@@ -70,7 +71,7 @@ class StreamingRequest(server.Request):
         if watcher in self._watchers:
             self._watchers.remove(watcher)
 
-    # -- called by twisted.web ------------------------------------------------------------------------------------------
+    # -- called by twisted.web ----------------------------------------
 
     def gotLength(self, length: int | None) -> None:
         """The headers are complete; ``length`` is None for a chunked body."""
@@ -132,7 +133,7 @@ class StreamingRequest(server.Request):
         for watcher in watchers:
             watcher.callback(None)
 
-    # -- streaming --------------------------------------------------------------------------------------------------------
+    # -- streaming ------------------------------------------------------------
 
     def _read_head(self) -> None:
         channel = self.channel
@@ -194,7 +195,7 @@ class StreamingRequest(server.Request):
 
         look()
 
-    # -- refusing ---------------------------------------------------------------------------------------------------------
+    # -- refusing ------------------------------------------------------------
 
     def _refuse(self) -> None:
         """Answer 413 now; read and drop a little of the body so that the client gets to see it."""

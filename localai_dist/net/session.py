@@ -78,7 +78,9 @@ class SessionEnd:
     @property
     def value(self) -> BaseException:
         """The exception."""
-        return self.failure.value
+        value = self.failure.value
+        assert value is not None
+        return value
 
     def getErrorMessage(self) -> str:
         """Its text."""
@@ -213,7 +215,7 @@ class MuxSession:
 
     def bytes_received(self, data: bytes) -> None:
         """Bytes of the peer arrived."""
-        if self._closed is not None:
+        if not self.is_open:
             return
         self._last_received = now = self.clock.seconds()
         self._receiving = True

@@ -120,7 +120,12 @@ def splice(a: Any, b: Any) -> Deferred[SpliceEnd]:
     Fires, never errs, when both are over. Cancelling aborts both.
     """
     first: list[Failure] = []
-    done: Deferred[SpliceEnd] = Deferred(lambda _: (a.abortConnection(), b.abortConnection()))
+
+    def cancelled(_: Deferred[SpliceEnd]) -> None:
+        a.abortConnection()
+        b.abortConnection()
+
+    done: Deferred[SpliceEnd] = Deferred(cancelled)
 
     def ended(reason: Failure) -> None:
         if not first:
@@ -158,7 +163,7 @@ async def splice_stream_to_endpoint(
 
 async def connect_held(endpoint: IStreamClientEndpoint) -> Any:
     """A connected transport that is not read from until it is spliced; raises what the endpoint's connect raises."""
-    holder = await endpoint.connect(Factory.forProtocol(_Holder))
+    holder: Any = await endpoint.connect(Factory.forProtocol(_Holder))
     return holder.transport
 
 

@@ -61,7 +61,7 @@ class MuxStream:
         self.session = session
         self.id = core.id
         self.disconnecting = False
-        self.protocol: IProtocol | None = None
+        self.protocol: Any = None  # an IProtocol, perhaps an IHalfCloseableProtocol
         self._core = core
         self._unread: deque[bytes] = deque()
         self._unread_size = 0
@@ -194,6 +194,7 @@ class MuxStream:
     def session_ended(self, reason: Failure) -> None:
         """Called by the session when it dies."""
         self._lose(reason)
+        self._settle()
 
     def _forget_reader(self, waiter: Deferred[bytes]) -> None:
         self._reader = None
@@ -226,6 +227,9 @@ class MuxStream:
                 self._deliver_one(self._unread.popleft())
         finally:
             self._delivering = False
+        self._deliver_ending()
+
+    def _deliver_ending(self) -> None:
         if self._lost is not None:
             self._tell_lost()
         elif self._finish_seen and not self._unread and not self._paused and not self._aborted:

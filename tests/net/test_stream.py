@@ -1,0 +1,307 @@
+"""The stream as a transport: the conformance suite over each kind of stream, and what only a mux stream does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.internet.error import ConnectionAborted, ConnectionDone
+from twisted.internet.interfaces import (
+    IConsumer,
+    IHalfCloseableProtocol,
+    IPushProducer,
+    ITCPTransport,
+)
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+from zope.interface import implementer
+from zope.interface.verify import verifyObject
+
+from localai_dist.mux.classes import TrafficClass
+from localai_dist.mux.errors import SessionDead, StreamReset
+from localai_dist.net.errors import StreamEnded
+from localai_dist.net.splice import splice
+from localai_dist.net.stream import LINGER
+from localai_dist.testing.memory import Recorder, SessionPair, TransportPair
+from localai_dist.testing.streams import Connected, Source, StreamSuite
+from localai_dist.units import KiB, MiB
+
+
+def attach(transport: Any, protocol: Any) -> None:
+    if hasattr(transport, "start"):
+        transport.start(protocol)
+    else:
+        transport.connect(protocol)
+
+
+def make_mux(pull: bool = True) -> Connected:
+    pair = SessionPair(pull=pull)
+    near, far = pair.open()
+    return Connected(near, far, attach, lambda: pair.pass_time(4), pair.close)
+
+
+def make_memory() -> Connected:
+    clock = Clock()
+    pair = TransportPair(clock)
+
+    def settle() -> None:
+        while pair.pump() or clock.getDelayedCalls():
+            clock.advance(0)
+
+    return Connected(pair.a, pair.b, attach, settle, lambda: None)
+
+
+def make_spliced() -> Connected:
+    """near ═ mux ═ splice ═ mux ═ far, all on one clock."""
+    first = SessionPair()
+    second = SessionPair(clock=first.clock)
+    near, left = first.open()
+    right, far = second.open()
+    splice(left, right)
+
+    def settle() -> None:
+        for turn in range(1200):
+            first.settle()
+            second.settle()
+            first.clock.advance(0.1 if turn % 30 == 29 else 0)
+
+    def close() -> None:
+        first.close()
+        second.close()
+
+    return Connected(near, far, attach, settle, close)
+
+
+class MuxStreamSuite(StreamSuite, SynchronousTestCase):
+    """A mux stream is an ordinary transport (MUX-10)."""
+
+    def make(self) -> Connected:
+        return make_mux()
+
+
+class PushedMuxStreamSuite(StreamSuite, SynchronousTestCase):
+    """So it is over a carrier that only pushes, such as TLS (MUX-10)."""
+
+    def make(self) -> Connected:
+        return make_mux(pull=False)
+
+
+class MemorySuite(StreamSuite, SynchronousTestCase):
+    """The memory double passes the suite too (MUX-10)."""
+
+    def make(self) -> Connected:
+        return make_memory()
+
+
+class SplicedSuite(StreamSuite, SynchronousTestCase):
+    """Two streams spliced in the middle are one to their ends (MUX-10)."""
+
+    def make(self) -> Connected:
+        return make_spliced()
+
+
+@implementer(IHalfCloseableProtocol)
+class HalfRecorder(Recorder):
+    """A recorder that wants to hear of half-closes."""
+
+    read_lost = write_lost = False
+
+    def readConnectionLost(self) -> None:
+        self.read_lost = True
+
+    def writeConnectionLost(self) -> None:
+        self.write_lost = True
+
+
+class MuxStreamTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.pair = SessionPair()
+        self.addCleanup(self.end)
+
+    def end(self) -> None:
+        self.pair.close()
+        self.assertEqual(self.pair.clock.getDelayedCalls(), [])
+
+    def test_interfaces(self) -> None:
+        """A stream provides what Twisted asks of a TCP transport."""
+        near, _ = self.pair.open()
+        for interface in (ITCPTransport, IConsumer, IPushProducer):
+            self.assertTrue(verifyObject(interface, near))
+
+    def test_half_close(self) -> None:
+        """After a half-close the other direction goes on (MUX-2)."""
+        near, far = self.pair.open()
+        a, b = HalfRecorder(), HalfRecorder()
+        near.start(a)
+        far.start(b)
+        near.write(b"question")
+        near.loseWriteConnection()
+        self.pair.settle()
+        self.assertTrue(b.read_lost and a.write_lost)
+        self.assertIsNone(a.lost)
+        far.write(b"answer")
+        far.loseConnection()
+        self.pair.settle()
+        self.assertEqual((bytes(a.data), bytes(b.data)), (b"answer", b"question"))
+        self.assertTrue(a.lost.check(ConnectionDone) and b.lost.check(ConnectionDone))
+        self.assertEqual((self.pair.client.stream_count, self.pair.server.stream_count), (0, 0))
+
+    def test_take_over(self) -> None:
+        """A second protocol gets exactly the bytes the first did not take."""
+        near, far = self.pair.open()
+        second = Recorder()
+
+        def first_takes(data: bytes) -> None:
+            far.give_back(data[5:])
+            far.start(second)
+
+        far.start(Recorder(first_takes))
+        near.write(b"helloworld")
+        near.write(b"!")
+        self.pair.settle()
+        self.assertEqual(bytes(second.data), b"world!")
+
+    def test_bytes_wait_for_a_protocol(self) -> None:
+        """What arrives before anybody is attached is kept, a clean end included."""
+        near, far = self.pair.open()
+        near.start(Recorder())
+        near.write(b"early")
+        near.loseConnection()
+        self.pair.settle()
+        late = Recorder()
+        far.start(late)
+        self.pair.settle()
+        self.assertEqual(bytes(late.data), b"early")
+        self.assertTrue(late.lost.check(ConnectionDone))
+
+    def test_read_exactly(self) -> None:
+        """Reading a count takes that many bytes and leaves the rest for the protocol."""
+        near, far = self.pair.open()
+        got: list[bytes] = []
+        far.read_exactly(4).addCallback(got.append)
+        near.write(b"ab")
+        self.pair.settle()
+        self.assertEqual(got, [])
+        near.write(b"cdef")
+        self.pair.settle()
+        self.assertEqual(got, [b"abcd"])
+        rest = Recorder()
+        far.start(rest)
+        self.assertEqual(bytes(rest.data), b"ef")
+
+    def test_read_exactly_of_an_ended_stream(self) -> None:
+        """A stream that ends before the count is there says so."""
+        near, far = self.pair.open()
+        reading = far.read_exactly(4)
+        near.write(b"abc")
+        near.loseConnection()
+        self.pair.settle()
+        self.failureResultOf(reading, StreamEnded)
+
+    def test_remote_reset(self) -> None:
+        """A reset by the far side is told as one, not as a clean end."""
+        near, far = self.pair.open()
+        a = Recorder()
+        near.start(a)
+        far.start(Recorder())
+        far.abortConnection()
+        self.pair.settle()
+        self.assertTrue(a.lost.check(StreamReset) and a.lost.value.remote)
+
+    def test_local_abort(self) -> None:
+        """Our own abort is told in the next turn, as on TCP."""
+        near, _ = self.pair.open()
+        a = Recorder()
+        near.start(a)
+        near.abortConnection()
+        self.assertIsNone(a.lost)
+        self.pair.settle()
+        self.assertTrue(a.lost.check(ConnectionAborted))
+
+    def test_failing_protocol_costs_its_stream_only(self) -> None:
+        """An exception in a protocol is logged and ends that stream; the session lives."""
+
+        def explode(data: bytes) -> None:
+            raise ZeroDivisionError
+
+        near, far = self.pair.open()
+        a = Recorder()
+        near.start(a)
+        far.start(Recorder(explode))
+        near.write(b"x")
+        self.pair.settle()
+        self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
+        self.assertTrue(a.lost.check(StreamReset))
+        self.assertTrue(self.pair.client.is_open)
+
+    def test_paused_stream_is_bounded(self) -> None:
+        """A paused stream holds at most its window, and other streams go on (MUX-13)."""
+        near, far = self.pair.open()
+        far.start(Recorder())
+        far.pauseProducing()
+        Source(near, 500 * MiB).begin()
+        self.pair.pass_time(1)
+        self.assertLessEqual(far._unread_size, 256 * KiB)
+        self.assertLessEqual(near.queued, 128 * KiB)
+        for _ in range(20):
+            other, there = self.pair.open()
+            b = Recorder()
+            there.start(b)
+            other.write(b"y" * MiB)
+            self.pair.settle()
+            self.pair.pass_time(0.5)
+            self.assertEqual(len(b.data), MiB)
+            other.abortConnection()
+        near.abortConnection()
+        self.pair.settle()
+        self.assertEqual(self.pair.server.core.pool.free, 64 * MiB)
+
+    def test_slow_reader_gets_the_tail(self) -> None:
+        """A closed stream waits for a reader that pauses for minutes."""
+        near, far = self.pair.open()
+        a = Recorder()
+        near.start(Recorder())
+        far.start(a)
+        far.pauseProducing()
+        near.write(b"z" * MiB)
+        near.loseConnection()
+        self.pair.pass_time(LINGER + 100, step=1)
+        far.resumeProducing()
+        self.pair.pass_time(1)
+        self.assertEqual(len(a.data), MiB)
+        self.assertTrue(a.lost.check(ConnectionDone))
+
+    def test_peer_that_never_ends_its_direction(self) -> None:
+        """A stream closed here is reset when the far side does not follow for five minutes."""
+        near, far = self.pair.open()
+        far.start(HalfRecorder())
+        near.start(Recorder())
+        near.loseConnection()
+        self.pair.pass_time(LINGER - 1, step=1)
+        self.assertEqual(self.pair.client.stream_count, 1)
+        self.pair.pass_time(2)
+        self.assertEqual((self.pair.client.stream_count, self.pair.server.stream_count), (0, 0))
+
+    def test_session_death_is_no_clean_end(self) -> None:
+        """Streams of a session that dies are told so, whatever the connection said (MUX-5)."""
+        near, far = self.pair.open()
+        a, b = Recorder(), Recorder()
+        near.start(a)
+        far.start(b)
+        self.pair.carriers.a.lose(ConnectionDone())
+        self.pair.carriers.a.lost = True
+        self.pair.settle()
+        for recorder in (a, b):
+            self.assertTrue(recorder.lost.check(SessionDead))
+            self.assertIsNone(recorder.lost.check(ConnectionDone))
+
+    def test_class_is_settable(self) -> None:
+        """Classing a stream as bulk widens what its far side may send, at once (MUX-7)."""
+        near, far = self.pair.open(traffic=TrafficClass.BULK)
+        far.start(Recorder())
+        far.pauseProducing()
+        far.traffic = TrafficClass.BULK
+        self.pair.settle()
+        near.start(Recorder())
+        Source(near, 16 * MiB).begin()
+        self.pair.pass_time(6)
+        self.assertEqual(far._unread_size, 4 * MiB)
