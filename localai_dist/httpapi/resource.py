@@ -26,6 +26,9 @@ class ApiResource(Resource):
 
     Args:
         mounted: resources that answer a whole path themselves (the two WebSocket dials).
+
+    Attributes:
+        running: requests not answered to the end yet; a draining frontend waits for them.
     """
 
     isLeaf = False
@@ -36,22 +39,28 @@ class ApiResource(Resource):
         self._api = api
         self._routes = routes
         self._mounted = dict(mounted)
+        self.running = 0
 
     def getChildWithDefault(self, path: bytes, request: Request) -> IResource:
         """A mounted resource by its whole path; everything else is answered here."""
         whole = request.path.decode("utf-8", "replace").rstrip("/")
-        request.prepath = [*(request.prepath or []), *request.postpath]
+        request.prepath = [*(request.prepath or []), *(request.postpath or [])]
         request.postpath = []
         return self._mounted.get(whole, self)
 
     def render(self, request: Request) -> int:
         """Start answering; the route goes on by itself until it answered or the client went away."""
         call = Call(self._api, request, {}, request_id(request))
+        self.running += 1
+        request.notifyFinish().addBoth(self._ended)
         running = Deferred.fromCoroutine(self._answer(call))
         request.notifyFinish().addErrback(self._gone, call, running)
         running.addErrback(self._refuse, call)
         running.addErrback(self._broken, call)
         return NOT_DONE_YET
+
+    def _ended(self, _result: object) -> None:
+        self.running -= 1
 
     async def _answer(self, call: Call) -> None:
         route = self._route(call)

@@ -15,11 +15,11 @@ from twisted.logger import Logger
 
 from localai_dist import __version__
 from localai_dist.errors import UserMistake
+from localai_dist.health.monitor import HealthMonitor
 from localai_dist.httpapi.api import FrontendApi
 from localai_dist.httpapi.auth import Keys
 from localai_dist.httpapi.readiness import Readiness
 from localai_dist.httpapi.site import make_site
-from localai_dist.health.monitor import Monitor
 from localai_dist.ids import InstanceId
 from localai_dist.loads.service import Loads
 from localai_dist.loads.tools import LoadSettings
@@ -50,9 +50,6 @@ from localai_dist.tunnel.held import HeldTunnels
 from localai_dist.wire.credentials import digest, mint_token
 
 log = Logger()
-
-#: A peer link carries the streams of many requests: it starts with the window a bulk stream has.
-PEER_STREAMS = 1000
 
 
 def make(settings: FrontendSettings, reactor: Any) -> IService:
@@ -94,9 +91,9 @@ class _Graph:
         self.loads = self._loads()
         self.readiness = Readiness("database", "membership", clock=reactor)
 
-    def in_thread(self, function: Callable[..., Any], *arguments: Any) -> Deferred[Any]:
+    def in_thread(self, call: Callable[..., Any], *arguments: Any) -> Deferred[Any]:
         """Run a blocking function off the reactor's thread."""
-        return deferToThreadPool(self.reactor, self.reactor.getThreadPool(), function, *arguments)
+        return deferToThreadPool(self.reactor, self.reactor.getThreadPool(), call, *arguments)
 
     def service(self) -> FrontendService:
         """The whole, not started."""
@@ -112,7 +109,7 @@ class _Graph:
             clock=self.reactor,
             beat=settings.instance_live_window / 6,
         )
-        monitor = Monitor(
+        monitor = HealthMonitor(
             self.nodes,
             self.ownership,
             clock=self.reactor,

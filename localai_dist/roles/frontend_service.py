@@ -8,20 +8,20 @@ membership and database. A second SIGTERM ends the process at once. Source: desi
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from twisted.application.service import Service
+from twisted.internet.address import IPv4Address
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IListeningPort
 from twisted.internet.task import LoopingCall, deferLater
 from twisted.logger import Logger
 
-from localai_dist.health.monitor import Monitor
+from localai_dist.health.monitor import HealthMonitor
 from localai_dist.httpapi.readiness import Readiness
 from localai_dist.loads.service import Loads
 from localai_dist.net.request import StreamingSite
@@ -46,7 +46,7 @@ class Parts:
     pool: Pool
     catalog: CatalogWatch
     membership: Membership
-    monitor: Monitor
+    monitor: HealthMonitor
     loads: Loads
     held: HeldTunnels
     peers: PeerPool | None
@@ -63,7 +63,7 @@ class FrontendService(Service):
     """
 
     log = Logger()
-    site: StreamingSite
+    site: StreamingSite  # its root is an ApiResource
 
     def __init__(self, parts: Parts, settings: FrontendSettings, *, reactor: Any) -> None:
         self._parts = parts
@@ -106,7 +106,7 @@ class FrontendService(Service):
             return
         self._joined = True
         self._parts.membership.startService()
-        self._parts.monitor.startService()
+        self._parts.monitor.start()
         self._parts.loads.start()
         self._check()
         self.log.info("frontend {id} joined the cluster", id=self._settings.instance_id)
@@ -134,7 +134,8 @@ class FrontendService(Service):
     def _note_port(self, asked: int) -> None:
         """With port 0 the real one is written where a script finds it."""
         if asked == 0 and self._port is not None:
-            (Path(self._settings.data_path) / "frontend.port").write_text(f"{self._port.getHost().port}\n")
+            port = cast(IPv4Address, self._port.getHost()).port
+            (Path(self._settings.data_path) / "frontend.port").write_text(f"{port}\n")
 
     async def _leave(self) -> None:
         parts, settings = self._parts, self._settings
@@ -147,7 +148,7 @@ class FrontendService(Service):
         parts.held.go_away(min(GO_AWAY_SPREAD, settings.drain_timeout / 3))
         await deferLater(self._reactor, min(settings.lame_duck, settings.drain_timeout))
         if self._port is not None:
-            await self._port.stopListening()
+            await _done(self._port.stopListening())
         await self._idle(until)
         await self._close()
 
@@ -159,7 +160,7 @@ class FrontendService(Service):
 
     def _busy(self) -> int:
         streams = sum(session.stream_count for session in self._parts.held.sessions().values())
-        return self.site.active + streams
+        return self.site.resource.running + streams
 
     async def _close(self) -> None:
         parts = self._parts
@@ -167,7 +168,7 @@ class FrontendService(Service):
             self._checks.stop()
         await parts.loads.stop()
         if self._joined:
-            await _done(parts.monitor.stopService())
+            await parts.monitor.stop()
         await parts.held.release_all()
         if parts.peers is not None:
             parts.peers.close()
@@ -178,12 +179,13 @@ class FrontendService(Service):
         self.log.info("frontend {id} left the cluster", id=self._settings.instance_id)
 
 
-async def _done(result: Any) -> None:
-    if isinstance(result, Deferred):
+async def _done(result: Deferred[None] | None) -> None:
+    """Wait where Twisted may or may not answer with a Deferred."""
+    if result is not None:
         await result
 
 
 def _next_sigterm_kills() -> None:
     """Whoever sends SIGTERM again does not want to wait: the kernel's own answer ends the process."""
-    if threading.current_thread() is threading.main_thread() and os.getpid():
+    if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
