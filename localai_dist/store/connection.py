@@ -43,8 +43,17 @@ class Result:
     tag: str
 
 
+class _Cursor(txpostgres.Cursor):
+    """txpostgres' cursor, without its habit of turning the server's statement timeout into ``CancelledError``."""
+
+    def _handleCancellation(self, failure: Failure) -> Failure:
+        return failure
+
+
 class _Wire(txpostgres.Connection):
     """txpostgres' connection with quiet reads and direct notifications."""
+
+    cursorFactory = _Cursor
 
     def __init__(self, reactor: Any, notified: Notified, lost: Callable[[Failure], None]) -> None:
         # The second argument keeps txpostgres from using the global cooperator (and so the global reactor).

@@ -46,16 +46,19 @@ class KeptConnection:
         self._reactor = reactor
         self._chance = chance
         self._loop: Deferred[None] | None = None
+        self._stopped = False
         self.current: Connection | None = None
 
     def start(self) -> None:
         """Open, and keep open."""
+        self._stopped = False
         self._loop = Deferred.fromCoroutine(self._keep())
         self._loop.addErrback(lambda failure: failure.trap(CancelledError))
         self._loop.addErrback(lambda failure: self._log.failure("keeping a database connection open failed", failure))
 
     def stop(self) -> None:
-        """End the connection and open no other."""
+        """End the connection and open no other; also from inside ``opened`` or ``failed``."""
+        self._stopped = True
         if self._loop is not None:
             self._loop.cancel()
             self._loop = None
@@ -68,6 +71,8 @@ class KeptConnection:
         while True:
             began = self._reactor.seconds()
             reason = await self._one()
+            if self._stopped:
+                return
             failures = 1 if self._reactor.seconds() - began >= STEADY else failures + 1
             self._failed(reason)
             await deferLater(self._reactor, BACKOFF.delay(failures, self._chance()))
