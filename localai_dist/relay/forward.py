@@ -212,6 +212,7 @@ class Forwarder:
         except PoolClosed as error:
             raise Unreached(reach.PeerUnreachable(route.owner, str(error))) from error
         except Unreached as error:
+            self.forget(node)
             if believed:
                 raise StaleRoute(error.outcome) from error
             raise

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from automat import NoTransition
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
-from twisted.logger import globalLogPublisher
+from twisted.logger import ILogObserver, globalLogPublisher
 from twisted.trial.unittest import SynchronousTestCase
 
 from localai_dist import __version__
@@ -54,8 +54,9 @@ class DialerCase(SynchronousTestCase):
         self.token: str | None = "t0ken"
         self.unauthorised = 0
         self.logged: list[Any] = []
-        globalLogPublisher.addObserver(self.logged.append)
-        self.addCleanup(globalLogPublisher.removeObserver, self.logged.append)
+        observer = cast(ILogObserver, self.logged.append)
+        globalLogPublisher.addObserver(observer)
+        self.addCleanup(globalLogPublisher.removeObserver, observer)
         self.client = TunnelClient(
             reactor=self.clock,
             urls=self.urls,

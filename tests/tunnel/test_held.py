@@ -9,7 +9,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from localai_dist.ids import InstanceId, NodeId
+from localai_dist.ids import Epoch, InstanceId, NodeId
 from localai_dist.mux.errors import SessionDead
 from localai_dist.store.errors import StoreUnavailable
 from localai_dist.tunnel.held import RECONCILE_AFTER, RELEASE_TIMEOUT, HeldTunnels
@@ -133,7 +133,7 @@ class HeldTunnelsTests(SynchronousTestCase):
         attaching = begin(self.held.attach(N, tunnel))
         claiming = self.rows.hold.pop()
         self.rows.hold = None
-        self.rows.rows[N] = (HERE, 0)  # what an earlier process of the same id, or an unanswered claim, left
+        self.rows.rows[N] = (HERE, Epoch(0))  # what an earlier process of the same id, or an unanswered claim, left
         reconciling = begin(self.held.reconcile())
         self.assertNoResult(reconciling)
         claiming.callback(None)
@@ -173,7 +173,7 @@ class HeldTunnelsTests(SynchronousTestCase):
         for index, tunnel in enumerate(tunnels):
             self.successResultOf(begin(self.held.attach(NodeId(f"n-{index}"), tunnel)))
         self.held.go_away(8.0)
-        told = []
+        told: list[int] = []
         for _ in range(4):
             self.clock.advance(0 if not told else 2.0)
             told.append(sum(tunnel.told for tunnel in tunnels))
