@@ -15,10 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from localai_dist.testing.database import Database, open_database
-
 from localai_dist.errors import LocalAIDistError
 from localai_dist.testing.child import Child, child_environment, end_all, twistd
+from localai_dist.testing.database import Database, open_database
 from localai_dist.testing.members import Frontend, Worker
 from localai_dist.testing.ports import Ports, is_free
 from localai_dist.testing.state import Secrets, State, choose_models, wipe, write_private
@@ -148,11 +147,13 @@ class Cluster:
         self._say(f"starting {_count(self.plan.workers, 'worker')}")
         self.workers = [self._worker(index) for index in range(self.plan.workers)]
         self._ends.callback(lambda: end_all([*self.workers, *self._others], polite=3.0, insist=1.0))
+        earlier = {name: node.get("last_heartbeat") for name, node in self.nodes().items()}
         for worker in self.workers:
             worker.start()
-        self.wait_for("registration of every worker", self.workers_registered, START_BOUND)
-        if self.plan.auto_approve:
-            self.wait_for("a tunnel of every worker, spread over the frontends", self.workers_spread, START_BOUND)
+        self.wait_for("registration of every worker", lambda: self.workers_registered(earlier), START_BOUND)
+        if self.workers_spread() or not self.plan.auto_approve:
+            return
+        self.wait_for("a tunnel of every worker, spread over the frontends", self.workers_spread, START_BOUND)
 
     def _frontend(self, index: int, port: int) -> Frontend:
         name = f"frontend-{index}"
@@ -243,11 +244,13 @@ class Cluster:
         listed = reply.json() if reply.status == 200 else None
         return {str(node["name"]): node for node in listed} if isinstance(listed, list) else {}
 
-    def workers_registered(self) -> bool:
-        """Whether every worker has an id."""
+    def workers_registered(self, earlier: Mapping[str, Any]) -> bool:
+        """Whether every worker has registered since its ``last_heartbeat`` was what ``earlier`` says."""
         nodes = self.nodes()
         for worker in self.workers:
-            worker.node_id = nodes.get(worker.name, {}).get("id")
+            node = nodes.get(worker.name, {})
+            heard = node.get("last_heartbeat")
+            worker.node_id = node.get("id") if heard and heard != earlier.get(worker.name) else None
         return all(worker.node_id for worker in self.workers)
 
     def workers_spread(self) -> bool:

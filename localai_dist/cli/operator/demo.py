@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -78,15 +77,16 @@ def run(plan: Plan) -> None:
     cluster = Cluster(plan, say=face.say)
     with _told_to_stop(woken) as interruptible:
         try:
-            with interruptible(), face.working():
-                cluster.start()
+            with interruptible():
+                with face.working():
+                    cluster.start()
                 summary(cluster)
             _watch(cluster, woken)
+            face.say("stopping")
         except Stopped:
-            pass
+            face.say("stopping")
         finally:
             woken.set()
-            face.say("stopping")
             cluster.stop()
 
 
@@ -172,10 +172,11 @@ class Face:
 
     def say(self, line: str) -> None:
         """Tell one step."""
-        if self._status is not None:
-            self._status.update(line + " …")
-        click.echo(f"{line} …")
-        sys.stdout.flush()
+        if self._status is None:
+            click.echo(f"{line} …")
+            return
+        self._status.update(f"{line} …")
+        self._console.print(f"{line} …", markup=False, highlight=False)
 
     @contextmanager
     def working(self) -> Iterator[None]:

@@ -83,6 +83,12 @@ def node_finding(node: dict[str, Any]) -> Finding:
     status, tunnel = str(node.get("status")), str((node.get("tunnel") or {}).get("state") or "")
     if status == "pending" or not node.get("approved", True):
         return Finding(False, name, f"waits for approval: localai-dist nodes approve {node.get('name')}")
+    if node.get("newcomer_waiting"):
+        return Finding(
+            False, name, "another worker registered under its name and waits; if it is to take over: nodes approve"
+        )
+    if node.get("left_at") and status == "offline":
+        return Finding(True, name, "left on purpose: its worker was stopped")
     remedies = {
         "reconnecting": "its tunnel was lost a moment ago; it is expected back by itself",
         "departed": "its tunnel is lost for longer than the grace: check that its worker runs and reaches a frontend",

@@ -139,8 +139,10 @@ def find(api: Api, node: str) -> dict[str, Any]:
 
 
 def status_of(node: dict[str, Any]) -> str:
-    """A node's status, and that it waits for approval where it does."""
+    """A node's status, and what waits for an operator there."""
     status = str(node.get("status", ""))
+    if node.get("newcomer_waiting"):
+        return f"{status} (a newcomer of this name waits)"
     return status if node.get("approved", True) or status == "pending" else f"{status} (not approved)"
 
 

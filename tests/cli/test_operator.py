@@ -1,0 +1,265 @@
+"""The operator's command."""
+
+import json
+import os
+import time
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+from typing import Any
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from localai_dist.cli.operator import main, models
+from localai_dist.cli.operator.api import Answer, Api, ApiFailure
+from localai_dist.cli.operator.doctor import node_finding
+
+ALPHA = {
+    "id": "id-a",
+    "name": "alpha",
+    "node_type": "backend",
+    "status": "healthy",
+    "approved": True,
+    "last_heartbeat": "2020-01-01T00:00:00Z",
+    "total_vram": 8 * 2**30,
+    "available_vram": 3 * 2**30,
+    "model_count": 1,
+    "in_flight_count": 2,
+    "labels": {"zone": "x"},
+    "tunnel": {"state": "connected", "owner": "f-1", "epoch": 7, "since": None, "grace_ends_at": None},
+}
+BETA = {"id": "id-b", "name": "beta/1", "node_type": "backend", "status": "pending", "approved": False}
+
+
+class OperatorCase(SynchronousTestCase):
+    """A frontend that answers from a table; what it was asked is kept."""
+
+    def setUp(self) -> None:
+        self.answers: dict[tuple[str, str], Answer | list[Answer]] = {}
+        self.asked: list[tuple[str, str, Any]] = []
+        self.answer("GET", "/api/nodes", [ALPHA, BETA])
+
+        def ask(api: Api, method: str, path: str, body: Any = None, *, timeout: float = 30.0) -> Answer:
+            self.asked.append((method, path, body))
+            found = self.answers.get((method, path), Answer(404, b'{"error": {"message": "nothing there"}}'))
+            return found.pop(0) if isinstance(found, list) else found
+
+        self.patch(Api, "ask", ask)
+        self.patch(time, "sleep", lambda seconds: None)
+
+    def answer(self, method: str, path: str, body: Any, status: int = 200) -> None:
+        """Have the frontend answer that."""
+        self.answers[method, path] = Answer(status, json.dumps(body).encode())
+
+    def run_command(self, *words: str) -> tuple[int, str, str]:
+        """Exit code, stdout, stderr."""
+        out, err = StringIO(), StringIO()
+        with redirect_stdout(out), redirect_stderr(err):
+            code = main.run(words)
+        return code, out.getvalue(), err.getvalue()
+
+
+class NodesTests(OperatorCase):
+    """``localai-dist nodes``."""
+
+    def test_list(self) -> None:
+        """One line per node tells status, tunnel and who holds it."""
+        code, out, _ = self.run_command("nodes", "ls")
+        self.assertEqual(code, 0)
+        header, alpha, beta = out.splitlines()
+        self.assertRegex(header, r"^NAME +TYPE +STATUS +TUNNEL")
+        self.assertRegex(alpha, r"^alpha +backend +healthy +connected at f-1 +\S+ ago +1 +2 +3.0 GiB of 8.0 GiB$")
+        self.assertRegex(beta, r"^beta/1 +backend +pending")
+
+    def test_json_is_the_api_s_own(self) -> None:
+        """-o json prints what the API answered, unchanged."""
+        _, out, _ = self.run_command("-o", "json", "nodes", "ls")
+        self.assertEqual(json.loads(out), [ALPHA, BETA])
+
+    def test_none(self) -> None:
+        """An empty cluster says how to get a node."""
+        self.answer("GET", "/api/nodes", [])
+        self.assertIn("LOCALAI_REGISTER_TO", self.run_command("nodes", "ls")[1])
+
+    def test_show(self) -> None:
+        """A node is shown with its models."""
+        replica = {"model_name": "tiny", "replica_index": 0, "state": "loaded", "in_flight": 1, "last_used": None}
+        self.answer("GET", "/api/nodes/id-a/models", [replica])
+        code, out, _ = self.run_command("nodes", "show", "alpha")
+        self.assertEqual(code, 0)
+        self.assertIn("zone=x", out)
+        self.assertRegex(out, r"tiny#0 +loaded +1 +-")
+
+    def test_verbs(self) -> None:
+        """Approve, drain, resume and rm take the name or the id, and ask for exactly that node."""
+        for words, request in (
+            (("approve", "alpha"), ("POST", "/api/nodes/id-a/approve")),
+            (("approve", "id-b"), ("POST", "/api/nodes/id-b/approve")),
+            (("drain", "alpha"), ("POST", "/api/nodes/id-a/drain")),
+            (("resume", "alpha"), ("POST", "/api/nodes/id-a/resume")),
+            (("rm", "alpha"), ("DELETE", "/api/nodes/id-a")),
+        ):
+            self.answer(*request, {"message": "done"})
+            code, _, _ = self.run_command("nodes", *words)
+            self.assertEqual((code, self.asked[-1][:2]), (0, request))
+
+    def test_unknown_node(self) -> None:
+        """A node that is not there is exit code 4 and one line that names those that are."""
+        code, out, err = self.run_command("nodes", "approve", "gamma")
+        self.assertEqual((code, out), (4, ""))
+        self.assertEqual(err, "localai-dist: no node 'gamma'; the cluster has: alpha, beta/1\n")
+
+    def test_refused(self) -> None:
+        """A refusal is exit code 1 and the frontend's own words."""
+        self.answer("POST", "/api/nodes/id-a/approve", {"error": {"message": "not pending", "code": "conflict"}}, 400)
+        self.assertEqual(
+            self.run_command("nodes", "approve", "alpha"), (1, "", "localai-dist: not pending (400 conflict)\n")
+        )
+
+    def test_key(self) -> None:
+        """Without a key the operator is told which variable to set, never shown one (WALK-23)."""
+        self.answer("GET", "/api/nodes", {"error": {"message": "no"}}, 401)
+        self.patch(os, "environ", {})
+        self.assertIn("set LOCALAI_CLI_API_KEY", self.run_command("nodes", "ls")[2])
+        self.patch(os, "environ", {"LOCALAI_CLI_API_KEY": "sk-hunter2"})
+        _, _, err = self.run_command("nodes", "ls")
+        self.assertIn("is not known there", err)
+        self.assertNotIn("hunter2", err)
+
+
+class ModelsTests(OperatorCase):
+    """``localai-dist models``."""
+
+    def test_list(self) -> None:
+        """Every model that can be asked for, and the nodes it is loaded on."""
+        self.answer("GET", "/v1/models", {"data": [{"id": "tiny"}, {"id": "other"}]})
+        self.answer("GET", "/api/nodes/models", [{"model_name": "tiny", "node_id": "id-a"}])
+        _, out, _ = self.run_command("models", "ls")
+        self.assertRegex(out, r"other +- +-")
+        self.assertRegex(out, r"tiny +loaded +alpha")
+
+    def test_load_waits_and_tells(self) -> None:
+        """A load that takes longer than one request is followed to its end, with its progress."""
+        loading = {"state": "staging", "node": "alpha", "bytes_sent": 2**20, "total_bytes": 2**22, "eta_seconds": 90}
+        body = {"error": {"message": "loading", "code": "model_loading", "loading": loading}}
+        self.answers["POST", "/backend/load"] = [
+            Answer(503, json.dumps(body).encode(), "1"),
+            Answer(200, b'{"message": "model loaded"}'),
+        ]
+        code, out, err = self.run_command("models", "load", "tiny")
+        self.assertEqual((code, out), (0, "tiny is loaded\n"))
+        self.assertEqual(err, "tiny: staging, on alpha, 1.0 MiB of 4.0 MiB, about 1m30s left\n")
+        self.assertEqual(self.asked, [("POST", "/backend/load", {"model": "tiny"})] * 2)
+
+    def test_load_of_unknown_model(self) -> None:
+        """A model that does not exist is exit code 4."""
+        self.assertEqual(self.run_command("models", "load", "nope"), (4, "", "localai-dist: nothing there\n"))
+
+    def test_unload(self) -> None:
+        """A model is unloaded everywhere, or from one node; a failure is told with its cause (WALK-21)."""
+        self.answer("POST", "/backend/shutdown", {"message": "model stopped"})
+        self.assertEqual(self.run_command("models", "unload", "tiny")[:2], (0, "tiny is unloaded\n"))
+        failure = {"error": {"message": "Free failed: busy", "code": 500}}
+        self.answer("POST", "/api/nodes/id-a/models/unload", failure, 500)
+        code, _, err = self.run_command("models", "unload", "tiny", "--node", "alpha")
+        self.assertEqual(self.asked[-1][2], {"model_name": "tiny"})
+        self.assertEqual((code, err), (1, "localai-dist: Free failed: busy (500)\n"))
+
+    def test_progress_line_with_little_known(self) -> None:
+        """A load that says little is still one readable line."""
+        self.assertEqual(models.progress_line("m", {}), "m: loading")
+
+
+class OtherCommandsTests(OperatorCase):
+    """The rest."""
+
+    def test_operations(self) -> None:
+        """Running operations are listed with how far they are."""
+        operation = {
+            "id": "staging:tiny",
+            "name": "tiny",
+            "taskType": "staging",
+            "phase": "staging",
+            "progress": 25,
+            "nodeName": "alpha",
+            "currentBytes": 2**20,
+            "totalBytes": 2**22,
+            "message": "copying",
+        }
+        self.answer("GET", "/api/operations", {"operations": [operation]})
+        self.assertRegex(
+            self.run_command("ops", "ls")[1], r"tiny +staging +staging +25% +alpha +1.0 MiB of 4.0 MiB +copying"
+        )
+        self.answer("GET", "/api/operations", {"operations": []})
+        self.assertEqual(self.run_command("ops", "ls")[1], "nothing is going on\n")
+
+    def test_doctor(self) -> None:
+        """The doctor names what is wrong and what to do, and its exit code says whether something is."""
+        self.answer("GET", "/healthz", {"status": "ok"})
+        self.answer("GET", "/readyz", {"status": "ready", "checks": {"database": {"ok": True}}})
+        code, out, _ = self.run_command("doctor")
+        self.assertEqual(code, 1)
+        self.assertIn("localai-dist nodes approve beta/1", out)
+        self.answer("GET", "/api/nodes", [ALPHA])
+        self.assertEqual(self.run_command("doctor")[0], 0)
+        down = {"status": "degraded", "checks": {"database": {"ok": False, "reason": "can't reach it"}}}
+        self.answer("GET", "/readyz", down, 503)
+        code, out, _ = self.run_command("doctor")
+        self.assertEqual(code, 1)
+        self.assertIn("database: can't reach it", out)
+
+    def test_doctor_names_each_condition(self) -> None:
+        """Each state of a tunnel has its own words; none is reported as another."""
+        texts = {}
+        for state in ("connected", "reconnecting", "departed", "never_dialled", "registry_unavailable"):
+            finding = node_finding({**ALPHA, "tunnel": {"state": state}})
+            self.assertEqual(finding.ok, state == "connected")
+            self.assertIn(state, finding.text)
+            texts[state] = finding.text
+        self.assertEqual(len(set(texts.values())), len(texts))
+
+    def test_nobody_there(self) -> None:
+        """A frontend that can't be reached is one line that names it."""
+
+        def refuse(*_words: Any, **_more: Any) -> Answer:
+            raise ApiFailure("can't ask http://127.0.0.1:1: Connection refused")
+
+        self.patch(Api, "ask", refuse)
+        code, _, err = self.run_command("nodes", "ls")
+        self.assertEqual((code, err.count("\n")), (1, 1))
+
+    def test_usage(self) -> None:
+        """A bad option, a missing word or an unknown verb is one line and exit code 2 (WALK-2)."""
+        for words in (
+            ["nodes", "approve"],
+            ["nodes", "fly"],
+            ["--no-such"],
+            ["demo", "--frontends", "0"],
+            ["demo", "--model", "nope"],
+            ["demo", "--worker-env", "novalue"],
+            ["demo", "--postgres", "mysql://x"],
+            ["-o", "yaml", "nodes", "ls"],
+        ):
+            code, out, err = self.run_command(*words)
+            self.assertEqual((code, out, err.count("\n")), (2, "", 1), words)
+            self.assertTrue(err.startswith("localai-dist: "))
+
+    def test_help(self) -> None:
+        """The command lists its nouns, and the demo every option of the design (WALK-2)."""
+        code, out, _ = self.run_command("--help")
+        self.assertEqual(code, 0)
+        for noun in ("demo", "nodes", "models", "ops", "doctor"):
+            self.assertRegex(out, rf"(?m)^  {noun} ")
+        _, out, _ = self.run_command("demo", "--help")
+        for flag in [
+            "state",
+            "http-port",
+            "frontends",
+            "workers",
+            "model",
+            "postgres",
+            "frontend-env",
+            "worker-env",
+            "ready-file",
+        ]:
+            self.assertIn(f"--{flag} ", out)
+        self.assertIn("--auto-approve / --no-auto-approve", out)
