@@ -8,7 +8,7 @@ import msgspec
 
 from localai_dist.net.request import StreamingRequest
 from localai_dist.worker.logs import LogStore
-from localai_dist.worker.resources import GuardedResource, refusal
+from localai_dist.worker.resources import GuardedResource, refusal, rest_of_path
 
 
 class BackendLogsResource(GuardedResource):
@@ -22,7 +22,7 @@ class BackendLogsResource(GuardedResource):
         """GET only."""
         if request.method != b"GET":
             return self.not_allowed(request, "GET")
-        name = b"/".join(request.postpath).decode("utf-8", "replace")
+        name = rest_of_path(request)
         found: Any = self._logs.lines(name) if name else self._logs.models()
         if found is None:
             return refusal(request, 404, "no backend of that name wrote anything")

@@ -25,7 +25,7 @@ from localai_dist.wire.verbs import (
     progress_line,
     unknown_verb_text,
 )
-from localai_dist.worker.resources import GuardedResource, refusal, respond
+from localai_dist.worker.resources import GuardedResource, refusal, respond, rest_of_path
 from localai_dist.worker.verbs import VerbTable
 
 
@@ -47,13 +47,13 @@ class ControlResource(GuardedResource):
 
     def answer(self, request: StreamingRequest) -> Any:
         """One verb."""
-        path = CONTROL_PREFIX + b"/".join(request.postpath).decode("utf-8", "replace")
+        path = CONTROL_PREFIX + rest_of_path(request)
         verb = self._by_path.get(path)
         if verb is None:
             return refusal(request, 404, unknown_verb_text(path))
         if request.method != b"POST":
             return self.not_allowed(request, "POST")
-        body = request.content.read(MAX_BODY_BYTES + 1)
+        body = b"" if request.content is None else request.content.read(MAX_BODY_BYTES + 1)
         if len(body) > MAX_BODY_BYTES:
             return refusal(request, 400, f"the body is over {MAX_BODY_BYTES} bytes")
         try:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, assert_never
 
 import msgspec
+from twisted.web.server import NOT_DONE_YET
 from twisted.web.static import NoRangeStaticProducer
 
 from localai_dist.errors import UserMistake
@@ -45,7 +46,7 @@ from localai_dist.worker.answers import (
 from localai_dist.worker.containment import Areas
 from localai_dist.worker.errors import EscapesRoot
 from localai_dist.worker.offload import Offload
-from localai_dist.worker.resources import GuardedResource, refusal, respond
+from localai_dist.worker.resources import GuardedResource, refusal, respond, rest_of_path
 from localai_dist.worker.uploads import DRAFT_SUFFIX, Uploads
 
 _NOT_FOUND = "there is no such file"
@@ -101,7 +102,7 @@ class FilesResource(GuardedResource):
 
     def _get(self, request: StreamingRequest, path: Path) -> Any:
         try:
-            file = open(path, "rb") if path.is_file() else None
+            file = path.open("rb") if path.is_file() else None
         except OSError as error:
             return refusal(request, 500, f"{path.name} can't be read: {error.strerror}")
         if file is None:
@@ -109,7 +110,7 @@ class FilesResource(GuardedResource):
         request.setHeader("content-type", "application/octet-stream")
         request.setHeader("content-length", str(os.fstat(file.fileno()).st_size))
         NoRangeStaticProducer(request, file).start()
-        return 1
+        return NOT_DONE_YET
 
     def _put(self, request: StreamingRequest, path: Path) -> Any:
         try:
@@ -234,7 +235,7 @@ async def _drain(request: StreamingRequest) -> None:
 
 
 def _key_text(request: StreamingRequest) -> str:
-    return b"/".join(request.postpath).decode("utf-8", "surrogateescape")
+    return rest_of_path(request, "surrogateescape")
 
 
 def _json(request: StreamingRequest, value: Any) -> bytes:

@@ -80,17 +80,20 @@ def respond(request: StreamingRequest, work: Coroutine[Any, Any, bytes], *, canc
     gone.addCallback(client_left)
 
     def done(body: bytes) -> None:
-        if not left:
-            request.write(body)
-            request.finish()
+        if left:
+            return
+        if not request.startedWriting:
+            request.setHeader("content-length", str(len(body)))
+        request.write(body)
+        request.finish()
 
     def failed(failure: Failure) -> None:
         if left and failure.check(CancelledError, ConnectionError):
             return
         _log.failure("answering {method} {path} failed", failure, method=request.method, path=request.path)
+        if request.startedWriting and not left:
+            request.loseConnection()
         if left or request.startedWriting:
-            if not left:
-                request.loseConnection()
             return
         status = 507 if isinstance(failure.value, OSError) and failure.value.errno == 28 else 500
         done(json_error(request, status, "worker_error", _words(failure), "server_error"))
@@ -98,6 +101,11 @@ def respond(request: StreamingRequest, work: Coroutine[Any, Any, bytes], *, canc
     working.addCallbacks(done, failed)
     working.addErrback(lambda failure: _log.failure("an answer could not be sent", failure))
     return NOT_DONE_YET
+
+
+def rest_of_path(request: StreamingRequest, errors: str = "replace") -> str:
+    """What of the path is below the resource, unquoted, as text."""
+    return b"/".join(request.postpath or []).decode("utf-8", errors)
 
 
 def _words(failure: Failure) -> str:
