@@ -21,7 +21,10 @@ def main() -> None:
         raise SystemExit(f"can't tie a child to its parent: {os.strerror(ctypes.get_errno())}")
     if os.getppid() != parent:  # it died before the line above
         raise SystemExit(1)
-    os.execvp(argv[0], argv)
+    try:
+        os.execvp(argv[0], argv)
+    except OSError as problem:
+        raise SystemExit(f"can't run {argv[0]}: {problem.strerror}") from None
 
 
 if __name__ == "__main__":

@@ -1,0 +1,131 @@
+"""What process tests share: quick knobs, questions to the database, processes seen from outside."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg2
+
+from localai_dist.settings.frontend import FrontendSettings
+from localai_dist.settings.option import options_of
+from localai_dist.settings.worker import WorkerSettings
+from localai_dist.testing.child import checkout, child_environment
+from localai_dist.testing.cluster import Cluster, Plan
+
+FACTOR = 5.0
+"""By how much every time knob is shortened; one scenario of each kind runs at the defaults in ``make test-slow``."""
+
+
+def quick(settings_type: type[Any], factor: float = FACTOR) -> dict[str, str]:
+    """The environment that divides every time knob of a daemon by ``factor``."""
+    return {row.env: f"{round(row.default / factor * 1000)}ms" for row in options_of(settings_type) if row.lab}
+
+
+QUICK_FRONTEND = quick(FrontendSettings)
+QUICK_WORKER = quick(WorkerSettings)
+
+
+@contextmanager
+def open_folder(name: str) -> Iterator[Path]:
+    """A temporary folder that any user may pass through: root's PostgreSQL runs under another uid."""
+    folder = Path(tempfile.mkdtemp(prefix=f"localai-dist-{name}-"))
+    folder.chmod(0o755)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def quick_plan(state: Path, **more: Any) -> Plan:
+    """A plan with quick knobs and a forgetful database; ``more`` goes over it, the two environments are merged."""
+    more["frontend_env"] = {**QUICK_FRONTEND, **more.get("frontend_env", {})}
+    more["worker_env"] = {**QUICK_WORKER, **more.get("worker_env", {})}
+    return Plan(state=state, **{"durable": False, **more})
+
+
+@contextmanager
+def running(plan: Plan) -> Iterator[Cluster]:
+    """A started cluster; at the end every child must be gone."""
+    cluster = Cluster(plan)
+    cluster.start()
+    try:
+        yield cluster
+    finally:
+        cluster.stop()
+        assert [child.name for child in cluster.children if child.is_alive()] == []
+
+
+def rows(database_url: str, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
+    """The rows of one statement."""
+    connection = psycopg2.connect(database_url)
+    try:
+        connection.autocommit = True
+        with connection.cursor() as cursor:
+            cursor.execute(statement, parameters)
+            return cursor.fetchall() if cursor.description else []
+    finally:
+        connection.close()
+
+
+def localai_dist(*words: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+    """The operator's command of this checkout, its two outputs as pipes."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "localai_dist.cli.operator.main", *words],
+        env=child_environment({"PYTHONUNBUFFERED": "1", **(env or {})}),
+        cwd=checkout(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def descendants(pid: int) -> set[int]:
+    """Every living process that descends from ``pid``."""
+    parents = {child: parent for child, (parent, state) in _processes().items() if state not in "ZX"}
+    found = {pid}
+    while True:
+        more = {child for child, parent in parents.items() if parent in found} - found
+        if not more:
+            return found - {pid}
+        found |= more
+
+
+def living(pids: set[int]) -> set[int]:
+    """Which of them still run; a zombie doesn't."""
+    seen = _processes()
+    return {pid for pid in pids if pid in seen and seen[pid][1] not in "ZX"}
+
+
+def _processes() -> dict[int, tuple[int, str]]:
+    """Pid -> parent and state letter."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                words = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
+            except OSError:
+                continue
+            found[int(entry.name)] = (int(words[1]), words[0])
+    return found
+
+
+def command_line(pid: int) -> str:
+    """A process's command line as everybody on the machine can read it."""
+    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """Kill what a test left running, and reap it."""
+    if process.poll() is None:
+        os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
