@@ -46,6 +46,9 @@ class PortRange:
         return f"{self.base}-{self.top}"
 
 
+DEFAULT_RANGE = PortRange()
+
+
 @dataclass(frozen=True, slots=True)
 class _Claim:
     port: int

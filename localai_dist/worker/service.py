@@ -35,7 +35,7 @@ from localai_dist.worker.gallery import DEFAULT_CAPABILITY, parse_galleries
 from localai_dist.worker.install import Installer
 from localai_dist.worker.logs import LogLine, LogStore
 from localai_dist.worker.offload import Offload, ThreadOffload
-from localai_dist.worker.ports import LOOPBACK, PortRange, PortTable
+from localai_dist.worker.ports import DEFAULT_RANGE, LOOPBACK, PortRange, PortTable
 from localai_dist.worker.process import Backend, Connect
 from localai_dist.worker.router import StreamRouter
 from localai_dist.worker.server import Check, LoopbackServer, make_root
@@ -65,7 +65,7 @@ class BackendWorkerConfig:
     models_path: Path
     backends_path: Path
     data_path: Path
-    ports: PortRange = PortRange()
+    ports: PortRange = DEFAULT_RANGE
     http_port: int = 0
     backend_galleries: str = ""
     capability: str = DEFAULT_CAPABILITY
@@ -100,7 +100,7 @@ class WorkerServer(Service):
         verbs: VerbTable | None = None,
         v1: Mapping[str, Resource] | None = None,
         supervisor: Supervisor | None = None,
-        ports: PortRange = PortRange(),
+        ports: PortRange = DEFAULT_RANGE,
         checks: Mapping[str, Check] | None = None,
         http_port: int = 0,
     ) -> None:
