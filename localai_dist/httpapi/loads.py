@@ -23,17 +23,15 @@ class ModelBody(msgspec.Struct):
 async def load(call: Call) -> Answer:
     """``POST /backend/load``: answers when the model is loaded, or 503 ``model_loading`` when the wait is over."""
     model = call.model(call.body(ModelBody).model)
-    loaded = await call.api.replicas.loaded(model.name, model.revision)
-    replica = loaded[0] if loaded else await call.api.loads.ensure(model, wait=call.api.load_wait)
+    replica = await call.api.loads.ensure(model, wait=call.api.load_wait)
     return Json({"message": "model loaded", "model": model.name, "node": replica.node_id})
 
 
 async def shutdown(call: Call) -> Answer:
     """``POST /backend/shutdown``: stops every replica, wherever; 404 when there is none."""
     name = call.body(ModelBody).model
-    if not await call.api.replicas.of_model(name):
+    if not await call.api.loads.unload(name):
         raise not_found(f"the model {name!r} is not loaded anywhere")
-    await call.api.loads.unload(name)
     return Json({"message": "model stopped"})
 
 

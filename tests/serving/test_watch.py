@@ -1,0 +1,134 @@
+"""The models folder as it changes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from twisted.internet.defer import Deferred, maybeDeferred
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from localai_dist.serving import watch
+from localai_dist.serving.watch import CatalogWatch, Look, look
+
+
+def text(name: str) -> str:
+    return f"{{name: {name}, backend: b, parameters: {{model: {name}.gguf}}}}"
+
+
+class LookTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.folder = Path(self.mktemp())
+        self.folder.mkdir()
+
+    def test_what_counts(self) -> None:
+        """
+        YAML files that are not hidden count; weights without a YAML are not served (WALK-2).
+        """
+        (self.folder / "a.yaml").write_text(text("alpha"))
+        (self.folder / "b.yml").write_text(text("beta"))
+        (self.folder / ".hidden.yaml").write_text(text("hidden"))
+        (self.folder / "lonely.gguf").write_bytes(b"GGUF")
+        (self.folder / "folder.yaml").mkdir()
+        seen = look(self.folder, Look())
+        self.assertEqual(list(seen.snapshot.models), ["alpha", "beta"])
+        self.assertEqual(seen.snapshot.problems, {})
+        self.assertIs(look(self.folder, seen), seen)
+
+    def test_what_can_not_be_read(self) -> None:
+        """
+        A file that is no text, or far too long to be a model file, is a problem of its own.
+        """
+        (self.folder / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+        (self.folder / "long.yaml").write_bytes(b"#" * (watch.FILE_LIMIT + 1))
+        (self.folder / "good.yaml").write_text(text("good"))
+        seen = look(self.folder, Look())
+        self.assertEqual((list(seen.snapshot.models), sorted(seen.snapshot.problems)), (["good"], ["binary.yaml", "long.yaml"]))
+
+    def test_dangling_link(self) -> None:
+        """
+        A link to nowhere is not there.
+        """
+        os.symlink("nowhere", self.folder / "a.yaml")
+        self.assertEqual(look(self.folder, Look()), Look())
+
+    def test_missing_folder(self) -> None:
+        """
+        A folder that can't be read is an error, not an empty catalog.
+        """
+        with self.assertRaises(OSError):
+            look(self.folder / "missing", Look())
+
+
+class CatalogWatchTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.folder = Path(self.mktemp())
+
+    def started(self) -> CatalogWatch:
+        watching = CatalogWatch(self.folder, clock=self.clock, in_thread=lambda work: maybeDeferred(work))
+        watching.startService()
+        self.addCleanup(watching.stopService)
+        return watching
+
+    def test_dropped_file_is_served(self) -> None:
+        """
+        A YAML dropped into the folder is served within five seconds, without a restart (WALK-2).
+        """
+        self.folder.mkdir()
+        watching = self.started()
+        self.assertIsNone(watching.get("tiny"))
+        (self.folder / "tiny.yaml").write_text(text("tiny"))
+        self.clock.advance(2.0)
+        model = watching.get("tiny")
+        assert model is not None
+        self.assertEqual((model.name, [one.name for one in watching.all()]), ("tiny", ["tiny"]))
+        (self.folder / "tiny.yaml").unlink()
+        self.clock.advance(2.0)
+        self.assertIsNone(watching.get("tiny"))
+
+    def test_first_look_is_at_once(self) -> None:
+        """
+        A frontend that starts knows its models before the first request.
+        """
+        self.folder.mkdir()
+        (self.folder / "tiny.yaml").write_text(text("tiny"))
+        (self.folder / "bad.yaml").write_text("{")
+        watching = self.started()
+        self.assertIsNotNone(watching.get("tiny"))
+        self.assertEqual(list(watching.problems), ["bad.yaml"])
+
+    def test_folder_that_comes_and_goes(self) -> None:
+        """
+        A folder that can't be read for a while costs nothing that was known; it is read again when it is back.
+        """
+        watching = self.started()
+        self.assertEqual(watching.all(), [])
+        self.folder.mkdir()
+        (self.folder / "tiny.yaml").write_text(text("tiny"))
+        self.clock.advance(2.0)
+        self.assertIsNotNone(watching.get("tiny"))
+        self.folder.rename(self.folder.with_name("moved"))
+        self.clock.advance(2.0)
+        self.assertIsNotNone(watching.get("tiny"))
+
+    def test_one_look_at_a_time(self) -> None:
+        """
+        A folder that is slow to read is not read twice at once.
+        """
+        self.folder.mkdir()
+        looks: list[Deferred[Look]] = []
+
+        def slowly(_work: object) -> Deferred[Look]:
+            looks.append(Deferred())
+            return looks[-1]
+
+        watching = CatalogWatch(self.folder, clock=self.clock, in_thread=slowly)
+        watching.startService()
+        self.addCleanup(watching.stopService)
+        self.clock.pump([2.0] * 5)
+        self.assertEqual(len(looks), 1)
+        looks[0].callback(Look())
+        self.clock.advance(2.0)
+        self.assertEqual(len(looks), 2)
