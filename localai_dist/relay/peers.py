@@ -155,12 +155,12 @@ class PeerPool:
         return await session.open(traffic)
 
     def _current(self, peer: InstanceId, address: str) -> _Link | None:
-        """The link to ``peer``, unless it restarted elsewhere under the same id."""
+        """The link to ``peer`` that is up, unless the peer restarted elsewhere under the same id."""
         link = self._links.get(peer)
         if link is not None and link.address != address:
             self._drop(peer, link)
             return None
-        return link
+        return link if link is not None and link.session is not None else None
 
     def _drop(self, peer: InstanceId, link: _Link) -> None:
         if self._links.get(peer) is link:
