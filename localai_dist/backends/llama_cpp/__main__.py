@@ -58,12 +58,12 @@ async def serve(address: str, token: str) -> None:
         port = server.add_insecure_port(address)
     except RuntimeError:
         sys.exit(f"llama-cpp: can't listen on {address}")
-    await server.start()
-    sys.stdout.write(f"listening on {address.rpartition(':')[0]}:{port}\n")
-    sys.stdout.flush()
     ended = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    await server.start()
+    sys.stdout.write(f"listening on {address.rpartition(':')[0]}:{port}\n")
+    sys.stdout.flush()
     await ended.wait()
     await server.stop(_GRACE)
 

@@ -7,7 +7,8 @@ import json
 import os
 import re
 import secrets
-import threading
+import subprocess
+import tempfile
 import time
 from collections.abc import Callable
 from types import TracebackType
@@ -138,41 +139,38 @@ class _ErrorLines:
     """
     Collects what the engine writes to stderr while a model loads, and passes it on.
 
-    llama.cpp gives the reason of a failed load nowhere else.
+    llama.cpp gives the reason of a failed load nowhere else. A child (``tee``) does the reading: the wheel holds the
+    interpreter's lock while it loads, so a thread of ours could not, and a full pipe would stop the load for good.
     """
 
-    def __init__(self) -> None:
-        self._text = bytearray()
-
     def __enter__(self) -> Self:
+        self._kept = tempfile.NamedTemporaryFile(prefix="llama-cpp-")
         self._saved = os.dup(2)
-        reading, writing = os.pipe()
-        os.dup2(writing, 2)
-        os.close(writing)
-        self._thread = threading.Thread(target=self._copy, args=(reading,), daemon=True)
-        self._thread.start()
+        self._tee = subprocess.Popen(["tee", self._kept.name], stdin=subprocess.PIPE, stdout=self._saved)
+        assert self._tee.stdin is not None
+        os.dup2(self._tee.stdin.fileno(), 2)
+        self._tee.stdin.close()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        os.dup2(self._saved, 2)
-        self._thread.join(1.0)
+        self._restore()
         os.close(self._saved)
+        self._kept.close()
 
     def reason(self) -> str:
         """The first error lines, without their timestamps."""
         time.sleep(0.05)  # the engine's log has a thread of its own
+        self._restore()
         found: dict[str, None] = {}
-        for line in bytes(self._text).decode(errors="replace").splitlines():
+        for line in self._kept.read().decode(errors="replace").splitlines():
             match = _ERROR_LINE.match(line)
             if match:
                 found[match[1].strip()] = None
         return "; ".join(list(found)[:_REASONS])
 
-    def _copy(self, reading: int) -> None:
-        with os.fdopen(reading, "rb", buffering=0) as pipe:
-            while piece := pipe.read(65536):
-                os.write(self._saved, piece)
-                if len(self._text) < 65536:
-                    self._text += piece
+    def _restore(self) -> None:
+        """Give stderr back; with that ``tee`` has seen all of it and ends."""
+        os.dup2(self._saved, 2)
+        self._tee.wait()

@@ -46,21 +46,25 @@ def engine_settings(options: pb.ModelOptions) -> EngineSettings:
     The settings ``options`` ask for.
 
     Raises:
-        BadRequest: no model file, or an option that is no number.
+        BadRequest: no model file, or slots that are no number or have no context.
     """
     file = options.ModelFile or options.Model
     if not file:
         raise BadRequest("LoadModel names no model file")
+    batch = options.NBatch if options.NBatch > 0 else 512
     extra = dict(option.partition(":")[::2] for option in options.Options)
     slots = extra.get("parallel") or extra.get("n_parallel") or "1"
     if not slots.isascii() or not slots.isdigit() or int(slots) < 1:
         raise BadRequest(f"option parallel:{slots} is not a number of slots")
+    if int(slots) > 1 and options.ContextSize <= 0:
+        raise BadRequest(f"option parallel:{slots} needs context_size, the context of each slot")
     return EngineSettings(
         model_file=_under(options.ModelPath, file),
         context_size=max(0, options.ContextSize),
         slots=int(slots),
         threads=max(0, options.Threads),
-        batch=options.NBatch if options.NBatch > 0 else 512,
+        # Mean pooling aborts the whole process when a batch does not divide evenly among the slots.
+        batch=-(-batch // int(slots)) * int(slots),
         gpu_layers=options.NGPULayers if options.NGPULayers > 0 else None,
         mmproj=_under(options.ModelPath, options.MMProj) if options.MMProj else "",
         mlock=options.MLock,

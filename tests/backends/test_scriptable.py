@@ -1,0 +1,165 @@
+"""The scriptable test backend: freshly generated stubs, started and spoken to like any backend of LocalAI."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import stat
+import sys
+from pathlib import Path
+
+import yaml
+from twisted.internet import reactor
+from twisted.internet.defer import Deferred
+from twisted.internet.task import deferLater
+from twisted.trial.unittest import TestCase
+
+from localai_dist.grpcclient import BackendChannel, Origin, RpcError, StatusCode
+from localai_dist.rpc import backend_pb2 as pb
+from localai_dist.testing import backend
+from tests.backends.programs import Program, gone_within
+
+
+class ScriptableTests(TestCase):
+    timeout = 60
+    channel: BackendChannel
+
+    async def setUp(self) -> None:
+        self.folder = backend.install(Path(self.mktemp()).absolute())
+        self.program = Program([self.folder / "run.sh", "--addr", "127.0.0.1:0"])
+        self.addCleanup(self.program.end)
+        self.channel = await self.program.channel()
+        self.addCleanup(self.channel.close)
+        self.events_file = self.folder / "events"
+
+    async def load(self, **script: object) -> pb.Result:
+        """Load with a script."""
+        told = [f"test:{name}={value}" for name, value in {"events": self.events_file, **script}.items()]
+        return await self.channel.load_model(pb.ModelOptions(Model="m", Options=told), timeout=10)
+
+    async def event(self, name: str, seconds: float = 2.0) -> dict[str, object]:
+        """The event of that name, reported within ``seconds``."""
+        end = reactor.seconds() + seconds
+        while True:
+            lines = self.events_file.read_text().splitlines() if self.events_file.exists() else []
+            for line in map(json.loads, lines):
+                if line["event"] == name:
+                    return line
+            self.assertLess(reactor.seconds(), end, f"no {name} in {lines}")
+            await deferLater(reactor, 0.01)
+
+    async def test_all_calls(self) -> None:
+        """
+        A program that never saw this package answers Health, LoadModel, Predict, PredictStream and Embedding (WALK-12).
+        """
+        self.assertTrue(await self.channel.health())
+        with self.assertRaises(RpcError) as caught:
+            await self.channel.predict(pb.PredictOptions())
+        self.assertEqual(caught.exception.status, StatusCode.FAILED_PRECONDITION)
+        self.assertTrue((await self.load(answer="one two three", dim=3)).success)
+        reply = await self.channel.predict(pb.PredictOptions(Prompt="a b", ModelIdentity="m"))
+        self.assertEqual((reply.message, reply.tokens, reply.prompt_tokens), (b"one two three", 3, 2))
+        said = [reply.message async for reply in self.channel.predict_stream(pb.PredictOptions(Tokens=2))]
+        self.assertEqual(said, [b"one", b" two"])
+        self.assertEqual(len((await self.channel.embedding(pb.PredictOptions(Embeddings="x"))).embeddings), 3)
+        self.assertEqual((await self.channel.tokenize(pb.PredictOptions(Prompt="a b c"))).length, 3)
+        self.assertEqual((await self.channel.status()).state, pb.StatusResponse.READY)
+
+    async def test_cancel_is_reported(self) -> None:
+        """
+        It reports a cancellation within 2 s, with how far it had come (WALK-7).
+        """
+        await self.load(delay=0.05, tokens=1000)
+        stream = self.channel.predict_stream(pb.PredictOptions())
+        for _ in range(3):
+            await stream.__anext__()
+        stream.cancel()
+        event = await self.event("cancelled")
+        self.assertLess(event["tokens"], 1000)
+        self.assertEqual((await self.channel.status()).state, pb.StatusResponse.READY)
+
+    async def test_unread_answer(self) -> None:
+        """
+        Of a 50 MB answer nobody reads it makes a bounded part; leaving ends it (WALK-6).
+        """
+        await self.load(reply_bytes=50_000_000)
+        stream = self.channel.predict_stream(pb.PredictOptions())
+        await self.event("start")
+        for _ in range(50):
+            self.assertTrue(await self.channel.health())
+        stream.cancel()
+        event = await self.event("cancelled")
+        self.assertLess(event["tokens"], 50_000_000 // 65536 // 2)
+
+    async def test_bad_frees(self) -> None:
+        """
+        Free fails, or hangs, when told to (WALK-21).
+        """
+        await self.load(free="fail")
+        self.assertFalse((await self.channel.free()).success)
+        await self.load(free="hang")
+        with self.assertRaises(RpcError) as caught:
+            await self.channel.free(timeout=0.2)
+        self.assertEqual(caught.exception.status, StatusCode.DEADLINE_EXCEEDED)
+        await self.load()
+        self.assertTrue((await self.channel.free()).success)
+
+    async def test_bad_ends(self) -> None:
+        """
+        It survives SIGTERM when told to, and dies in the middle of an answer when told to (WALK-21).
+        """
+        await self.load(sigterm="ignore", die_at=3)
+        self.program.process.send_signal(signal.SIGTERM)
+        await self.event("sigterm")
+        self.assertTrue(await self.channel.health())
+        got = 0
+        with self.assertRaises(RpcError) as caught:
+            async for _reply in self.channel.predict_stream(pb.PredictOptions()):
+                got += 1
+        self.assertLessEqual(got, 2)
+        self.assertEqual(caught.exception.origin, Origin.TRANSPORT)
+        self.assertTrue(gone_within(self.program.process.pid, 2.0))
+
+    async def test_errors(self) -> None:
+        """
+        Loads and answers fail when told to, with the text told.
+        """
+        self.assertFalse((await self.load(load="fail")).success)
+        await self.load(error_at=2, error="out of luck", health="bad")
+        with self.assertRaises(RpcError) as caught:
+            await self.channel.predict(pb.PredictOptions())
+        self.assertEqual((caught.exception.status, caught.exception.details), (StatusCode.INTERNAL, "out of luck"))
+        self.assertFalse(await self.channel.health())
+        await self.load(load_delay=0)
+        call = Deferred.fromCoroutine(self.load(load="hang"))
+        await self.event("load")
+        call.cancel()
+        call.addErrback(lambda _cancelled: None)
+
+
+class FormTests(TestCase):
+    def test_directory_form(self) -> None:
+        """
+        It installs as a folder with run.sh and metadata.json, and as a gallery that names one.
+        """
+        gallery = Path(self.mktemp()).absolute()
+        index = yaml.safe_load(backend.write_gallery(gallery).read_text())
+        folder = gallery / index[0]["uri"]
+        self.assertTrue((folder / "run.sh").stat().st_mode & stat.S_IXUSR)
+        self.assertEqual(json.loads((folder / "metadata.json").read_text())["name"], index[0]["name"])
+        self.assertNotIn("localai_dist.", (folder / "backend_pb2_grpc.py").read_text())
+
+    def test_runs_by_itself(self) -> None:
+        """
+        It also runs without being installed, and leaves no folder behind.
+        """
+        temporary = Path(self.mktemp()).absolute()
+        temporary.mkdir()
+        program = Program(
+            [sys.executable, "-m", "localai_dist.testing.backend", "--addr", "127.0.0.1:0"], TMPDIR=str(temporary)
+        )
+        self.addCleanup(program.end)
+        self.assertEqual(os.listdir(temporary), [])
+        shutil.rmtree(temporary)
