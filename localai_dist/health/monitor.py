@@ -91,9 +91,9 @@ class HealthMonitor:
     async def look(self) -> None:
         """One look at every node."""
         try:
-            for node in await self._nodes.mark_stale_offline(self._stale_after):
+            for silent in await self._nodes.mark_stale_offline(self._stale_after):
                 self.log.warn(
-                    "node {node} is offline: no heartbeat for {seconds} s", node=node, seconds=self._stale_after
+                    "node {node} is offline: no heartbeat for {seconds} s", node=silent, seconds=self._stale_after
                 )
             nodes = await self._nodes.all()
             presence = await self._ownership.presence_many([node.id for node in nodes], self._grace)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IConsumer
@@ -42,8 +43,19 @@ class PieceBody:
         self._wake: Deferred[None] | None = None
 
     def startProducing(self, consumer: IConsumer) -> Deferred[None]:
-        """Write everything to ``consumer``; errs with ``SourceChanged`` if the file ended early."""
-        return Deferred.fromCoroutine(self._produce(consumer))
+        """
+        Write everything to ``consumer``; errs with ``SourceChanged`` if the file ended early.
+
+        The Deferred never fires once the producer was stopped, as ``IBodyProducer`` wants it.
+        """
+        done: Deferred[None] = Deferred(lambda _: writing.cancel())
+        writing = Deferred.fromCoroutine(self._produce(consumer))
+        writing.addBoth(self._finished, done)
+        return done
+
+    def _finished(self, result: Any, done: Deferred[None]) -> None:
+        if not self._stopped:
+            done.callback(result)
 
     def pauseProducing(self) -> None:
         """The transport is full."""

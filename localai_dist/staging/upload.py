@@ -206,6 +206,8 @@ class Upload:
     async def _probe(self) -> Found:
         deadline = min(self._hold.deadline, self._stager.clock.seconds() + PROBE_TIMEOUT)
         response = await self._request("HEAD", {}, None, TrafficClass.CONTROL, deadline)
+        if judge_put(response.code, last=True) is PutVerdict.AGAIN:
+            raise Later(f"the worker answered {response.code}")
         if response.code not in (200, 404):
             raise self._refused(response.code, "")
         return read_probe(response.code, _headers(response), sha256=self._sha256, size=self._file.size)
@@ -216,9 +218,8 @@ class Upload:
         while True:
             range_ = next_piece(offset, self._file.size, self._stager.piece) if self._file.size else None
             last = range_ is None or range_.finishes
-            response = await self._put(range_)
-            text = await _text(response)
-            match judge_put(response.code, last=last):
+            status, text = await self._put(range_)
+            match judge_put(status, last=last):
                 case PutVerdict.DONE:
                     self._hold.observe()
                     return _local_path(text)
@@ -229,20 +230,25 @@ class Upload:
                     return None
                 case PutVerdict.RESTART if self._restarts < _RESTARTS:
                     self._restarts += 1
-                    self._note(f"the worker threw away what it had ({response.code}): {text}")
+                    self._note(f"the worker threw away what it had ({status}): {text}")
                     offset, self._progress.in_file = 0, 0
                 case PutVerdict.AGAIN:
-                    raise Later(f"the worker answered {response.code}: {text}")
+                    raise Later(f"the worker answered {status}: {text}")
                 case _:
-                    raise self._refused(response.code, text)
+                    raise self._refused(status, text)
 
-    async def _put(self, range_: ContentRange | None) -> IResponse:
+    async def _put(self, range_: ContentRange | None) -> tuple[int, str]:
+        """Status and text of the answer to one piece (None: the whole, empty file)."""
         headers = {CONTENT_SHA256: self._sha256}
         if range_ is not None:
             headers[CONTENT_RANGE] = str(range_)
         start, length = (0, 0) if range_ is None else (range_.start, range_.length)
         body = PieceBody(self._file.path, start, length, in_thread=self._stager.in_thread, taken=self._taken)
-        return await self._request("PUT", headers, body, TrafficClass.BULK, self._hold.deadline)
+        try:
+            response = await self._request("PUT", headers, body, TrafficClass.BULK, self._hold.deadline)
+            return response.code, await _text(response)
+        finally:
+            body.stopProducing()  # an answer may come before the whole body was taken
 
     async def _request(
         self,
