@@ -62,7 +62,7 @@ def test_ready_file_and_ends(state: Path) -> None:
             assert ask(one["url"] + "/readyz").status == 200
         for one in ready["workers"]:
             assert ask(one["probe_url"] + "/readyz").status == 200
-        owners = dict(kit.rows(ready["database_url"], "select node_id, instance_id from node_connections"))
+        owners = dict(kit.rows(ready["database_url"], "select node_id, owner_instance_id from node_connections"))
         for one in ready["workers"]:
             assert owners[one["id"]] == ready["frontends"][one["frontend"]]["instance_id"]
         tree = kit.descendants(process.pid)
