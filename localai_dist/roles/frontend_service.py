@@ -8,8 +8,6 @@ membership and database. A second SIGTERM ends the process at once. Source: desi
 
 from __future__ import annotations
 
-import signal
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -27,6 +25,7 @@ from localai_dist.loads.service import Loads
 from localai_dist.net.request import StreamingSite
 from localai_dist.registry.membership import Membership
 from localai_dist.relay.peers import PeerPool
+from localai_dist.roles.ending import next_sigterm_kills
 from localai_dist.serving.watch import CatalogWatch
 from localai_dist.settings.frontend import FrontendSettings
 from localai_dist.store.errors import StoreError
@@ -95,7 +94,7 @@ class FrontendService(Service):
     def stopService(self) -> Deferred[None]:
         """Drain and leave; fires when everything is closed."""
         super().stopService()
-        _next_sigterm_kills()
+        next_sigterm_kills()
         return Deferred.fromCoroutine(self._leave())
 
     async def _join(self) -> None:
@@ -183,9 +182,3 @@ async def _done(result: Deferred[None] | None) -> None:
     """Wait where Twisted may or may not answer with a Deferred."""
     if result is not None:
         await result
-
-
-def _next_sigterm_kills() -> None:
-    """Whoever sends SIGTERM again does not want to wait: the kernel's own answer ends the process."""
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
