@@ -55,8 +55,8 @@ class EventStream:
     def fail(self, value: object) -> None:
         """End a stream that has begun with an error frame, no ``[DONE]``, and close the connection."""
         self._write(b"data: " + msgspec.json.encode(value) + b"\n\n")
+        self._request.channel.persistent = False  # closed once the frame is out: nobody takes this for a whole answer
         self._finish()
-        self._request.loseConnection()
 
     def stop(self) -> None:
         """Forget the client: it is gone, or the answer goes another way."""

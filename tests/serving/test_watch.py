@@ -44,7 +44,9 @@ class LookTests(SynchronousTestCase):
         (self.folder / "long.yaml").write_bytes(b"#" * (watch.FILE_LIMIT + 1))
         (self.folder / "good.yaml").write_text(text("good"))
         seen = look(self.folder, Look())
-        self.assertEqual((list(seen.snapshot.models), sorted(seen.snapshot.problems)), (["good"], ["binary.yaml", "long.yaml"]))
+        self.assertEqual(
+            (list(seen.snapshot.models), sorted(seen.snapshot.problems)), (["good"], ["binary.yaml", "long.yaml"])
+        )
 
     def test_dangling_link(self) -> None:
         """
