@@ -285,6 +285,11 @@ class World:
         return exchange
 
     @property
+    def channel_asked(self) -> bool:
+        """Whether a backend was called."""
+        return any(isinstance(way, FakeChannel) and way.asked for way in self.connect.ways)
+
+    @property
     def timers(self) -> list[Any]:
         """Every timer but the idle timeout of an open connection."""
         return [call for call in self.clock.getDelayedCalls() if "TimeoutMixin" not in str(call.func)]
