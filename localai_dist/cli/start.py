@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
+from twisted.internet.protocol import Factory
 from twisted.logger import Logger
 
 from localai_dist.cli.options import CONFIG, CONFIG_ENV, DaemonOptions
@@ -35,6 +36,11 @@ def one_clear_line(program: str) -> Iterator[None]:
         raise SystemExit(f"{program}: {' '.join(str(problem).split())}") from None
 
 
+def quiet_factories() -> None:
+    """Let no factory log its starting and stopping: one line per stream would bury what matters."""
+    Factory.noisy = False
+
+
 def prepared(options: DaemonOptions, settings_type: type[S]) -> S:
     """
     The settings of this start: flags over environment over YAML; warnings go to the log.
@@ -42,6 +48,7 @@ def prepared(options: DaemonOptions, settings_type: type[S]) -> S:
     Raises:
         UserMistake: something can't be used; the text names it and the remedy.
     """
+    quiet_factories()
     resolved = resolve(
         settings_type,
         options.flags(),
