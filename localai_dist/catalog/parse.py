@@ -163,5 +163,3 @@ def _given_lists(keys: _ModelKeys, names: str) -> dict[str, Any]:
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
-
-

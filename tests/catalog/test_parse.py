@@ -56,7 +56,9 @@ class ParseTests(SynchronousTestCase):
                 options=("gpu:off",),
             ),
         )
-        self.assertEqual((model.model_file, model.identity, model.source), (*["tiny-facts-1m-q8_0.gguf"] * 2, "tiny.yaml"))
+        self.assertEqual(
+            (model.model_file, model.identity, model.source), (*["tiny-facts-1m-q8_0.gguf"] * 2, "tiny.yaml")
+        )
 
     def test_least_file(self) -> None:
         """
