@@ -6,7 +6,7 @@ A file is a sequence of statements, each under a header and a comment that says 
     -- name: touch
     -- Says that a replica was used just now.
     -- acts: none
-    update node_models set last_used = now() where ...;
+    update replicas set last_used = now() where ...;
 
 ``acts`` stands on each statement that changes ``backend_nodes``, ``node_models``, ``node_connections`` or
 ``instances``: ``none``, or the ground it deletes, demotes or evicts on (see ``registry/acting.py``).

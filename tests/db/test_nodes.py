@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from twisted.internet.defer import Deferred, gatherResults
+
 from localai_dist.ids import NodeId
 from localai_dist.reach import NoRoute, PeerUnreachable, Reconnecting
 from localai_dist.registry.errors import NotApproved, NotDraining, NotPending, UnknownNode
@@ -15,7 +17,6 @@ from localai_dist.store.pool import Pool
 from localai_dist.units import GiB
 from localai_dist.wire.credentials import digest
 from tests.db.case import DatabaseTestCase
-from twisted.internet.defer import Deferred, gatherResults
 
 BOOT, OTHER_BOOT = "boot-1", "boot-2"
 
@@ -87,7 +88,7 @@ class IdentityTests(NodeCase):
         self.assertEqual(await self.nodes.authenticate(first.node.id, first.token), TokenCheck.OK)
 
     async def test_a_newcomer_changes_nothing(self) -> None:
-        """A known name without its token: pending newcomer, the real node's row and models stay as they were (CLUS-8)."""
+        """A known name without its token: a pending newcomer; the real node's row and models stay (CLUS-8)."""
         await self.begin()
         first = await self.register(total_vram=8 * GiB)
         await self.load(first.node.id)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from twisted.internet.defer import Deferred, gatherResults
+from twisted.internet.task import Clock
+
 from localai_dist.ids import Epoch, InstanceId, NodeId
 from localai_dist.registry.instances import Instances
 from localai_dist.registry.membership import Membership
@@ -10,8 +13,6 @@ from localai_dist.registry.presence import PresenceState
 from localai_dist.store.errors import FencedOut, StoreUnavailable
 from localai_dist.store.pool import Pool
 from tests.db.case import DatabaseTestCase
-from twisted.internet.defer import Deferred, gatherResults
-from twisted.internet.task import Clock
 
 N1, N2, N3 = NodeId("node-1"), NodeId("node-2"), NodeId("node-3")
 F1, F2, F3 = InstanceId("front-1"), InstanceId("front-2"), InstanceId("front-3")
@@ -226,7 +227,8 @@ class InstanceTests(OwnershipCase):
         """Several frontends beat at the same moment over many dead ones: no error, everything swept once."""
         await self.begin(F1, F2, F3)
         await self.pool_.execute(
-            "insert into instances (id, last_seen) select 'dead-' || n, now() - interval '1 hour' from generate_series(1, 40) n"
+            "insert into instances (id, last_seen)"
+            " select 'dead-' || n, now() - interval '1 hour' from generate_series(1, 40) n"
         )
         await self.pool_.execute(
             "insert into node_connections select 'n-' || n, 'dead-' || n, n, now(), null from generate_series(1, 40) n"

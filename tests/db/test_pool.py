@@ -192,7 +192,7 @@ class LossTests(DatabaseTestCase):
         self.assertEqual(await pool.fetch("select 1 as one"), [{"one": 1}])
 
     async def test_a_frozen_link_fails_within_a_bound(self) -> None:
-        """Nothing gets through and nobody is told: statements and reconnections fail in time; after the thaw all works."""
+        """Nothing gets through in silence: statements and reconnections fail in time, and heal after the thaw."""
         link = await self._link()
         pool = await self.pool(link.url, size=1, statement_timeout=0.2, connect_timeout=0.3, patience=0.1)
         link.freeze()

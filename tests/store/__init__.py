@@ -1,0 +1,1 @@
+"""PostgreSQL mechanics without PostgreSQL: text, decisions, and the pool over fake connections."""
