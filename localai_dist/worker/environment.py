@@ -23,7 +23,7 @@ _SECRET_VALUE = re.compile(r".*[a-z][a-z0-9+.-]*://[^/@\s]*:[^/@\s]*@.*", re.IGN
 
 
 def backend_environment(
-    parent: Mapping[str, str], *, token: str, python: str, secrets: Iterable[str] = ()
+    parent: Mapping[str, str], *, token: str, python: str, secrets: Iterable[str] = (), code: str = ""
 ) -> dict[str, str]:
     """
     The environment of a backend process.
@@ -33,6 +33,7 @@ def backend_environment(
         token: the process's own gRPC token.
         python: the interpreter backends in Python are to use.
         secrets: values that must not be in it wherever they hide; empty ones are ignored.
+        code: put first in PYTHONPATH, so that backends in the box run the code that this worker runs.
     """
     hidden = [secret for secret in secrets if secret]
     kept = {
@@ -43,4 +44,6 @@ def backend_environment(
         and not _SECRET_VALUE.fullmatch(value)
         and not any(secret in value for secret in hidden)
     }
+    if code:
+        kept["PYTHONPATH"] = ":".join(filter(None, (code, kept.get("PYTHONPATH", ""))))
     return kept | {GRPC_TOKEN: token, BACKEND_PYTHON: python}

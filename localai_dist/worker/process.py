@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -85,8 +85,8 @@ class Launch:
     folder: Path
     folder_id: tuple[int, int]
     port: int
-    token: str
-    environment: Mapping[str, str]
+    token: str = field(repr=False)
+    environment: Mapping[str, str] = field(repr=False)
 
     @property
     def address(self) -> str:

@@ -234,7 +234,8 @@ def _file_resources(config: BackendWorkerConfig, reactor: Any, areas: Areas, off
 def _scrubber(parent: Mapping[str, str], hidden: Iterable[str]) -> Callable[[str], Mapping[str, str]]:
     kept = dict(parent)
     values = tuple(hidden)
-    return lambda token: backend_environment(kept, token=token, python=sys.executable, secrets=values)
+    code = str(Path(__file__).resolve().parent.parent.parent)
+    return lambda token: backend_environment(kept, token=token, python=sys.executable, secrets=values, code=code)
 
 
 def _secrets_of(config: BackendWorkerConfig) -> tuple[str, ...]:

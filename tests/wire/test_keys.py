@@ -1,0 +1,98 @@
+"""Staging keys: what names a file on a worker, and what is refused."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from twisted.trial.unittest import SynchronousTestCase
+
+from localai_dist.wire.keys import (
+    MAX_KEY_BYTES,
+    MAX_PART_BYTES,
+    Area,
+    InvalidKey,
+    StagingKey,
+    is_sidecar,
+    model_folder,
+    parse_key,
+    parse_prefix,
+    staging_key,
+)
+
+REFUSED = [
+    "",
+    "/",
+    "/etc/passwd",
+    "models",
+    "models/",
+    "models//x",
+    "models/../x",
+    "models/a/../../b",
+    "models/./x",
+    "..",
+    "a/..",
+    "models/a\\b",
+    "models/a\nb",
+    "models/a\x00b",
+    "models/a\x7fb",
+    "data",
+    "models/\udcff",
+]
+
+
+class KeyTests(SynchronousTestCase):
+    def test_areas(self) -> None:
+        """The first part of a key chooses the folder it lives in."""
+        self.assertEqual(parse_key("models/m/a/b.gguf"), StagingKey(Area.MODELS, ("m", "a", "b.gguf")))
+        self.assertEqual(parse_key("data/x"), StagingKey(Area.DATA, ("x",)))
+        self.assertEqual(parse_key("ephemeral/1/in.png"), StagingKey(Area.STAGING, ("ephemeral", "1", "in.png")))
+
+    def test_refused(self) -> None:
+        """A key that is absolute, empty, climbs, or has control characters is refused."""
+        for text in REFUSED:
+            with self.assertRaises(InvalidKey, msg=repr(text)):
+                parse_key(text)
+
+    def test_too_long(self) -> None:
+        """A key or a part of one longer than file systems take is refused."""
+        parse_key("models/" + "a" * MAX_PART_BYTES)
+        with self.assertRaises(InvalidKey):
+            parse_key("models/" + "a" * (MAX_PART_BYTES + 1))
+        with self.assertRaises(InvalidKey):
+            parse_key("models/" + "a/" * (MAX_KEY_BYTES // 2) + "b")
+
+    def test_staging_key(self) -> None:
+        """A model's file is named models/<model>/<path>; neither part may climb out."""
+        self.assertEqual(staging_key("org/tiny", "shards/1.gguf"), "models/org/tiny/shards/1.gguf")
+        for model, relative in [("", "x"), ("m", ""), ("..", "x"), ("m", "../x"), ("m", "/x")]:
+            with self.assertRaises(InvalidKey):
+                staging_key(model, relative)
+
+    def test_prefix(self) -> None:
+        """A listing may name a whole area, a file's key may not."""
+        self.assertEqual(parse_prefix("models/"), StagingKey(Area.MODELS, ()))
+        self.assertEqual(parse_prefix("models/m"), StagingKey(Area.MODELS, ("m",)))
+        with self.assertRaises(InvalidKey):
+            parse_prefix("..")
+
+    def test_model_folder(self) -> None:
+        """A model's folder is never the models folder itself."""
+        self.assertEqual(model_folder("m").relative, "m")
+        for name in ("", ".", "..", "a/../.."):
+            with self.assertRaises(InvalidKey):
+                model_folder(name)
+
+    def test_sidecars(self) -> None:
+        """The hash files beside staged files are recognised by their names."""
+        self.assertEqual([is_sidecar(name) for name in ("a.sha256", "a.sha256.target", "a.gguf")], [True, True, False])
+
+    @given(st.text(max_size=40))
+    def test_parse_never_climbs(self, text: str) -> None:
+        """Whatever the text, a parsed key stays below its folder and prints back to what was parsed."""
+        try:
+            key = parse_key(text)
+        except InvalidKey:
+            return
+        self.assertNotIn("..", key.parts)
+        self.assertEqual(str(key), text)
+        self.assertEqual(parse_key(str(key)), key)
