@@ -109,6 +109,12 @@ class WebSocketCarrier:
         elif payload:
             self._user.bytes_received(payload)
 
+    def wire_closing(self) -> None:
+        """A close frame was sent, for whatever reason: send nothing more, and don't wait for the peer for ever."""
+        self._closing = True
+        if self._close_call is None:
+            self._close_call = self._clock.callLater(CLOSE_WAIT, self._wire.transport.abortConnection)
+
     def wire_closed(self, clean: bool, text: str) -> None:
         """The connection is gone; ``text`` has the peer's close code."""
         self._closing = True
@@ -166,9 +172,7 @@ class WebSocketCarrier:
         return address
 
     def _send_close(self, code: int, text: str) -> None:
-        self._closing = True
         self._wire.sendCloseFrame(code=code, reasonUtf8=text.encode()[:120].decode(errors="ignore").encode())
-        self._close_call = self._clock.callLater(CLOSE_WAIT, self._wire.transport.abortConnection)
 
     # -- the transport calls -----------------------------------------------------------------------------------------
 
@@ -201,6 +205,10 @@ class _Wire:
 
     def onMessage(self, payload: bytes, isBinary: bool) -> None:
         self.carrier.message_received(payload, isBinary)
+
+    def sendCloseFrame(self, *args: Any, **kwargs: Any) -> None:
+        super().sendCloseFrame(*args, **kwargs)  # type: ignore[misc]
+        self.carrier.wire_closing()
 
     def onClose(self, wasClean: bool, code: int | None, reason: str | None) -> None:
         self.carrier.wire_closed(wasClean, f"WebSocket closed, code {code}" + (f": {reason}" if reason else ""))
