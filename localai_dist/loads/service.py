@@ -136,7 +136,7 @@ class Loads:
             replica = await self._warm(model)
             if replica is not None:
                 return replica
-            flight = self._flights.get(model.name) or self._begin(model)
+            flight = self._flights.get(model.name) or self._prepare(model)
             left = None if until is None else max(0.0, until - self._clock.seconds())
             try:
                 replica = await self._wait(flight, left)
@@ -192,6 +192,8 @@ class Loads:
 
     async def _wait(self, flight: Flight, seconds: float | None) -> Replica:
         waiter = flight.join()
+        if flight.course is None:
+            self._begin(flight)  # only now: its ending must find this waiter, however soon it comes
         timer: IDelayedCall | None = None
         if seconds is not None:
             timer = self._clock.callLater(seconds, flight.give_up, waiter)
@@ -210,13 +212,15 @@ class Loads:
             found = None
         return found or LoadStatus(model.name, JobState.PENDING.value)
 
-    def _begin(self, model: ModelConfig) -> Flight:
+    def _prepare(self, model: ModelConfig) -> Flight:
         if self._stopping:
             raise LoadFailed("this frontend is stopping; ask another one")
         flight = self._flights[model.name] = Flight(model)
+        return flight
+
+    def _begin(self, flight: Flight) -> None:
         flight.course = Deferred.fromCoroutine(self._fly(flight))
         flight.course.addErrback(lambda failure: self.log.failure("a load ended unheard", failure))
-        return flight
 
     async def _fly(self, flight: Flight) -> None:
         # Out of the table before anybody wakes: who comes after an ending starts afresh.
@@ -314,4 +318,4 @@ class Loads:
         model = self._find_model(row.key)
         if model is not None:
             self.log.info("taking over the load of {model} from {owner}", model=row.key, owner=row.owner or "nobody")
-            self._begin(model)
+            self._begin(self._prepare(model))

@@ -117,7 +117,7 @@ class ClaimTests(LoadJobCase):
 
     async def test_only_one_takes_over(self) -> None:
         """An orphan that several frontends see at once goes to one of them."""
-        one, two = await self.begin()
+        one, _ = await self.begin()
         await self.claimed(one)
         await self.age("last_progress", 61)
         tries = [Deferred.fromCoroutine(self.table(f"fe-{n % 4}").claim("tiny")) for n in range(12)]

@@ -1,0 +1,486 @@
+"""Cold loads over two frontends in memory: joined, waited for, failed, taken over."""
+
+from typing import Any
+
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from localai_dist.catalog.model import ModelConfig
+from localai_dist.grpcclient.status import Origin, RpcError, StatusCode
+from localai_dist.loads.errors import LoadFailed, StillLoading
+from localai_dist.loads.service import Loads
+from localai_dist.reach import DeadlineExceeded, NoRoute, NotServed, Reconnecting, RegistryUnknown, Unreached
+from localai_dist.registry.presence import PresenceState
+from localai_dist.registry.records import Replica, SchedulingRow
+from localai_dist.rpc import backend_pb2 as pb
+from localai_dist.scheduler.placement import NoPlace
+from localai_dist.staging.errors import SourceMissing
+from localai_dist.units import MINUTE
+from localai_dist.wire.verbs import InstallReply
+from tests.loads.doubles import Database, Workers, frontend, make_model
+
+
+class LoadsCase(SynchronousTestCase):
+    """Two frontends, one node."""
+
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.database = Database()
+        self.node = self.database.add_node("worker-1")
+        self.workers = Workers()
+        self.model = make_model()
+        self.one = self.frontend("one")
+        self.two = self.frontend("two")
+
+    def frontend(self, instance: str, **settings: Any) -> Loads:
+        return frontend(self.database, self.workers, self.clock, instance, find_model=self.find, **settings)
+
+    def find(self, name: str) -> ModelConfig | None:
+        return self.model if name == self.model.name else None
+
+    def ensure(self, loads: Loads, wait: float | None = None, model: ModelConfig | None = None) -> Deferred[Replica]:
+        return Deferred.fromCoroutine(loads.ensure(model or self.model, wait=wait))
+
+    def hold_at(self, step: str) -> Deferred[None]:
+        gate: Deferred[None] = Deferred()
+        self.workers.gates[step] = gate
+        return gate
+
+    def outcome_of(self, done: Deferred[Any]) -> Any:
+        return self.failureResultOf(done, Unreached).value.outcome  # type: ignore[attr-defined]
+
+    def assert_steps(self, *steps: str) -> None:
+        self.assertEqual(self.workers.steps, list(steps))
+
+
+class ColdLoadTests(LoadsCase):
+    def test_a_cold_load(self) -> None:
+        """
+        Backend installed, files staged, model loaded; then the replica is there and the job is not (WALK-5).
+        """
+        replica = self.successResultOf(self.ensure(self.one))
+        self.assertEqual((replica.node_id, replica.address), (self.node, "127.0.0.1:20000"))
+        self.assertEqual(replica.backend_token, "token")
+        self.assert_steps("list", "install", "stage", "connect", "load", "close")
+        self.assertEqual(self.database.history, ["installing", "staging", "loading"])
+        self.assertEqual(self.database.jobs, {})
+
+    def test_a_loaded_model_is_returned_at_once(self) -> None:
+        """
+        A model that is loaded already costs nothing.
+        """
+        self.database.add_replica(self.node, self.model)
+        self.successResultOf(self.ensure(self.two))
+        self.assert_steps()
+
+    def test_what_the_backend_is_told(self) -> None:
+        """
+        LoadModel gets the file's absolute path on the worker and the folder it lies in.
+        """
+        self.successResultOf(self.ensure(self.one))
+        options = self.workers.options
+        assert options is not None
+        self.assertEqual(options.Model, "tiny.gguf")
+        self.assertEqual(options.ModelFile, "/w/models/tiny/tiny.gguf")
+        self.assertEqual(options.ModelPath, "/w/models/tiny")
+        self.assertEqual([round(timeout or 0.0) for timeout in self.workers.timeouts], [5 * MINUTE])
+
+    def test_the_scheduling_rule_pins_the_model(self) -> None:
+        """
+        A model pinned to a label is loaded on the node that has it (WALK-5).
+        """
+        pinned = self.database.add_node("worker-2", labels={"pin": "yes"})
+        self.database.rules["tiny"] = SchedulingRow("tiny", {"pin": "yes"})
+        self.assertEqual(self.successResultOf(self.ensure(self.one)).node_id, pinned)
+
+    def test_fifty_requests_are_one_load(self) -> None:
+        """
+        50 concurrent requests, half on each frontend, are one install, one staging, one LoadModel; all are answered
+        (LOAD-5).
+        """
+        gate = self.hold_at("stage")
+        requests = [self.ensure(loads) for loads in (self.one, self.two) * 25]
+        gate.callback(None)
+        self.clock.advance(0.5)
+        replicas = {self.successResultOf(request).address for request in requests}
+        self.assertEqual(replicas, {"127.0.0.1:20000"})
+        self.assert_steps("list", "install", "stage", "connect", "load", "close")
+
+    def test_the_other_frontend_wakes_within_half_a_second(self) -> None:
+        """
+        A waiter on a frontend that does not run the load is woken within 0.5 s.
+        """
+        gate = self.hold_at("load")
+        self.ensure(self.one)
+        other = self.ensure(self.two)
+        self.clock.advance(0.4)
+        gate.callback(None)
+        self.assertNoResult(other)
+        self.clock.advance(0.1)
+        self.successResultOf(other)
+
+    def test_the_load_goes_on_when_the_client_leaves(self) -> None:
+        """
+        A client that goes away does not stop the load it started (LOAD-5).
+        """
+        gate = self.hold_at("stage")
+        request = self.ensure(self.one)
+        request.cancel()
+        self.failureResultOf(request, CancelledError)
+        gate.callback(None)
+        self.assertEqual(len(self.database.replicas), 1)
+
+    def test_a_slow_load_delays_no_other_model(self) -> None:
+        """
+        While one model loads slowly another one is loaded and served (LOAD-9).
+        """
+        self.hold_at("stage")
+        slow = self.ensure(self.one)
+        self.workers.gates.clear()
+        self.successResultOf(self.ensure(self.one, model=make_model("other")))
+        self.assertNoResult(slow)
+
+    def test_a_load_that_was_not_needed_leaves_no_job(self) -> None:
+        """
+        A claim made just after another frontend's load ended does not load the model twice.
+        """
+        claim = self.one._table.claim
+
+        async def late_claim(key: str) -> Any:
+            self.database.add_replica(self.node, self.model)
+            return await claim(key)
+
+        self.one._table.claim = late_claim  # type: ignore[method-assign]
+        self.successResultOf(self.ensure(self.one))
+        self.assert_steps()
+        self.assertEqual(self.database.jobs, {})
+
+    def test_a_changed_configuration_replaces_the_old_replica(self) -> None:
+        """
+        A model whose configuration changed is loaded anew; the old process is stopped first.
+        """
+        self.database.add_replica(self.node, make_model(context_size=64), address="127.0.0.1:9")
+        self.workers.processes["tiny#0"] = "127.0.0.1:9"
+        replica = self.successResultOf(self.ensure(self.one))
+        self.assertEqual(replica.config_revision, self.model.revision)
+        self.assertEqual(self.workers.steps[:3], ["list", "stop", "install"])
+
+
+class WaitTests(LoadsCase):
+    def test_the_wait_is_the_callers_alone(self) -> None:
+        """
+        A request waits its time, then learns where the load stands; the load goes on (LOAD-7).
+        """
+        gate = self.hold_at("stage")
+        early, patient = self.ensure(self.one, wait=2.0), self.ensure(self.one, wait=60.0)
+        self.clock.pump([1.0, 1.0])
+        error = self.failureResultOf(early, StillLoading).value
+        assert isinstance(error, StillLoading)
+        self.assertEqual((error.status.state, error.status.node), ("staging", "worker-1"))
+        self.assertEqual(error.status.total_bytes, 1000)
+        self.assertIn("model tiny is staging on node worker-1", str(error))
+        self.assertTrue(5 <= error.retry_after <= 60)
+        gate.callback(None)
+        self.successResultOf(patient)
+
+    def test_no_wait_still_starts_the_load(self) -> None:
+        """
+        Asking without waiting answers at once and loads all the same.
+        """
+        gate = self.hold_at("stage")
+        asked = self.ensure(self.one, wait=0.0)
+        self.clock.advance(0)
+        self.failureResultOf(asked, StillLoading)
+        gate.callback(None)
+        self.assertEqual(len(self.database.replicas), 1)
+
+    def test_status_is_the_same_on_both_frontends(self) -> None:
+        """
+        Every frontend tells the state of a load, and none when there is none (LOAD-7).
+        """
+        self.hold_at("load")
+        self.ensure(self.one)
+        self.clock.advance(1.0)
+        for loads in (self.one, self.two):
+            status = self.successResultOf(Deferred.fromCoroutine(loads.status("tiny")))
+            assert status is not None
+            self.assertEqual(status.state, "loading")
+            self.assertEqual(self.successResultOf(Deferred.fromCoroutine(loads.jobs())), [status])
+            self.assertIsNone(self.successResultOf(Deferred.fromCoroutine(loads.status("other"))))
+
+    def test_eta_only_when_measured(self) -> None:
+        """
+        An estimate appears once the bytes were watched for a second, and is what they say (LOAD-7).
+        """
+        self.hold_at("stage")
+        self.ensure(self.one)
+        self.clock.advance(1.0)
+        row = self.database.jobs["tiny"]
+        first = self.successResultOf(Deferred.fromCoroutine(self.two.status("tiny")))
+        assert first is not None
+        self.assertIsNone(first.eta_seconds)
+        row.progress.in_file = 250
+        self.two._clock.advance(0)  # type: ignore[attr-defined]
+        self.clock.rightNow += 2.0
+        second = self.successResultOf(Deferred.fromCoroutine(self.two.status("tiny")))
+        assert second is not None
+        self.assertEqual(second.eta_seconds, 6.0)
+
+
+class FailureTests(LoadsCase):
+    def test_a_failure_gives_everybody_the_same_real_cause(self) -> None:
+        """
+        All waiters on both frontends get the worker's own words, and the 51st request starts afresh (LOAD-5).
+        """
+        gate = self.hold_at("install")
+        self.workers.install = InstallReply(False, error="run.sh: exec format error")
+        requests = [self.ensure(loads) for loads in (self.one, self.two) * 25]
+        gate.callback(None)
+        self.clock.advance(0.5)
+        texts = {str(self.failureResultOf(request, LoadFailed).value) for request in requests}
+        self.assertEqual(len(texts), 1)
+        self.assertIn("run.sh: exec format error", texts.pop())
+        self.workers.install = InstallReply(True, address="127.0.0.1:20001")
+        self.successResultOf(self.ensure(self.two))
+
+    def test_the_backends_own_words(self) -> None:
+        """
+        A backend that can't load the model is quoted (LOAD-19).
+        """
+        self.workers.result = pb.Result(success=False, message="missing shard 3 of 7")
+        self.assertIn("missing shard 3 of 7", str(self.failureResultOf(self.ensure(self.one), LoadFailed).value))
+
+    def test_a_backends_error_status(self) -> None:
+        """
+        An error status of LoadModel is the cause, with its details.
+        """
+        self.workers.errors["load"] = [RpcError(StatusCode.INTERNAL, "bad magic")]
+        self.assertIn("bad magic", str(self.failureResultOf(self.ensure(self.one), LoadFailed).value))
+
+    def test_a_load_that_took_too_long_names_the_budget_and_the_knob(self) -> None:
+        """
+        LoadModel past its budget names the budget, the size and the option that allows more.
+        """
+        self.workers.errors["load"] = [RpcError(StatusCode.DEADLINE_EXCEEDED, "late", Origin.CALLER)]
+        text = str(self.failureResultOf(self.ensure(self.one), LoadFailed).value)
+        self.assertIn("5m", text)
+        self.assertIn("1000 B", text)
+        self.assertIn("LOCALAI_NATS_MODEL_LOAD_TIMEOUT", text)
+
+    def test_missing_files_are_named(self) -> None:
+        """
+        A frontend without the model's file says which file is missing where.
+        """
+        self.workers.errors["list"] = [SourceMissing("tiny.gguf is not in /models")]
+        self.assertIn("tiny.gguf", str(self.failureResultOf(self.ensure(self.one), LoadFailed).value))
+
+    def test_no_node_suits(self) -> None:
+        """
+        When no node can take the model, every waiter reads what each node lacks.
+        """
+        self.database.rules["tiny"] = SchedulingRow("tiny", {"pin": "yes"})
+        self.assertIn("pin=yes", str(self.failureResultOf(self.ensure(self.one), NoPlace).value))
+
+    def test_a_departed_node_is_no_route(self) -> None:
+        """
+        The only node's tunnel is gone for good: the request is refused with that condition at once (WALK-16).
+        """
+        self.database.presence[self.node] = PresenceState.DEPARTED
+        self.assertEqual(self.outcome_of(self.ensure(self.one)), NoRoute("worker-1", departed=True))
+
+    def test_a_reconnecting_node_is_waited_for_a_little(self) -> None:
+        """
+        The only node is reconnecting: the request waits the route wait, then reads that condition (WALK-16).
+        """
+        self.database.presence[self.node] = PresenceState.RECONNECTING
+        request = self.ensure(self.one)
+        self.clock.pump([0.5] * 9)
+        self.assertNoResult(request)
+        self.clock.pump([0.5] * 2)
+        self.assertEqual(self.outcome_of(request), Reconnecting("worker-1"))
+
+    def test_a_node_that_is_back_in_time_is_used(self) -> None:
+        """
+        A worker that reconnects within the route wait serves the request (WALK-16).
+        """
+        self.database.presence[self.node] = PresenceState.RECONNECTING
+        request = self.ensure(self.one)
+        self.clock.advance(1.0)
+        self.database.presence[self.node] = PresenceState.CONNECTED
+        self.clock.advance(0.5)
+        self.successResultOf(request)
+
+    def test_the_condition_is_the_same_on_the_other_frontend(self) -> None:
+        """
+        A waiter elsewhere gets the condition itself, not a text about it.
+        """
+        gate = self.hold_at("install")
+        self.workers.errors["install"] = [Unreached(NoRoute("worker-1", departed=True))]
+        self.ensure(self.one).addErrback(lambda _: None)
+        other = self.ensure(self.two)
+        gate.callback(None)
+        self.clock.advance(0.5)
+        self.assertEqual(self.outcome_of(other), NoRoute("worker-1", departed=True))
+
+    def test_a_fault_of_ours_is_answered_and_logged(self) -> None:
+        """
+        An unexpected error answers every waiter and is logged; nobody waits for ever.
+        """
+        self.workers.errors["install"] = [ZeroDivisionError("oops")]
+        text = str(self.failureResultOf(self.ensure(self.one), LoadFailed).value)
+        self.assertIn("internal error", text)
+        self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
+
+    def test_silence_ends_the_load_and_the_process(self) -> None:
+        """
+        A load that makes no progress is ended, says how far it came, and its process is stopped (LOAD-1).
+        """
+        self.hold_at("load")
+        request = self.ensure(self.one)
+        self.clock.pump([60.0] * 30)
+        text = str(self.failureResultOf(request, LoadFailed).value)
+        self.assertIn("deadline exceeded", text)
+        self.assertIn("loading: ", text)
+        self.assertEqual(self.workers.steps[-1], "stop")
+        self.assertEqual(self.workers.processes, {})
+
+
+class BrokenWayTests(LoadsCase):
+    def test_a_lost_tunnel_interrupts_and_does_not_end_it(self) -> None:
+        """
+        A tunnel lost during the install or the load costs time, not the load (LOAD-11).
+        """
+        self.workers.errors["install"] = [Unreached(Reconnecting("worker-1")), Unreached(NotServed("cut"))]
+        self.workers.errors["load"] = [RpcError(StatusCode.UNAVAILABLE, "connection lost", Origin.TRANSPORT)]
+        request = self.ensure(self.one)
+        self.clock.pump([1.0] * 10)
+        self.successResultOf(request)
+        self.assertEqual(self.workers.steps.count("install"), 4)
+        self.assertEqual(self.workers.steps.count("load"), 2)
+
+    def test_a_backend_that_always_dies_ends_it(self) -> None:
+        """
+        A backend that dies at each load is given up after a few tries.
+        """
+        lost = [RpcError(StatusCode.UNAVAILABLE, "connection lost", Origin.TRANSPORT) for _ in range(9)]
+        self.workers.errors["load"] = list(lost)
+        request = self.ensure(self.one)
+        self.clock.pump([1.0] * 30)
+        self.assertIsInstance(self.outcome_of(request), NotServed)
+        self.assertEqual(self.workers.steps.count("load"), 4)
+
+    def test_a_verb_past_its_budget_ends_it(self) -> None:
+        """
+        An install past its budget is not begun again.
+        """
+        self.workers.errors["install"] = [Unreached(DeadlineExceeded("the worker did not answer within 15m"))]
+        self.assertIsInstance(self.outcome_of(self.ensure(self.one)), DeadlineExceeded)
+
+    def test_a_load_outlives_a_restart_of_the_database(self) -> None:
+        """
+        A load that is under way while PostgreSQL restarts ends well (WALK-15).
+        """
+        gate = self.hold_at("stage")
+        request = self.ensure(self.one)
+        self.database.away = True
+        self.clock.advance(3.0)
+        gate.callback(None)
+        self.clock.advance(3.0)
+        self.assertNoResult(request)
+        self.database.away = False
+        self.clock.advance(1.0)
+        self.successResultOf(request)
+
+    def test_without_the_database_nothing_is_known(self) -> None:
+        """
+        While the database is away a cold request reads "registry unavailable".
+        """
+        self.database.away = True
+        self.assertIsInstance(self.outcome_of(self.ensure(self.one)), RegistryUnknown)
+
+
+class TakeOverTests(LoadsCase):
+    def freeze(self) -> None:
+        """The owner goes silent: its row is anybody's."""
+        self.database.jobs["tiny"].orphaned = True
+
+    def test_a_waiter_takes_an_orphan_over(self) -> None:
+        """
+        The frontend that waits for another one's load takes it over when that one is gone (LOAD-6).
+        """
+        for step in ("install", "stage", "load"):
+            self.setUp()
+            self.hold_at(step)
+            self.ensure(self.one)
+            other = self.ensure(self.two)
+            self.workers.gates.clear()
+            self.freeze()
+            self.clock.advance(0.5)
+            self.successResultOf(other)
+
+    def test_without_a_waiter_the_sweep_takes_it_over(self) -> None:
+        """
+        An orphan that nobody waits for is loaded all the same, by the next sweep (LOAD-6).
+        """
+        self.two.start()
+        self.addCleanup(lambda: self.successResultOf(Deferred.fromCoroutine(self.two.stop())))
+        self.hold_at("stage")
+        self.ensure(self.one)
+        self.workers.gates.clear()
+        self.freeze()
+        self.clock.advance(10.0)
+        self.assertEqual(len(self.database.replicas), 1)
+        self.assertEqual(self.database.jobs, {})
+
+    def test_a_frozen_owner_that_wakes_does_nothing(self) -> None:
+        """
+        The old owner finds its attempt fenced: no verb, no row, and its waiters get the new owner's replica (LOAD-6).
+        """
+        gate = self.hold_at("stage")
+        frozen = self.ensure(self.one)
+        del self.workers.gates["stage"]
+        self.freeze()
+        self.successResultOf(self.ensure(self.two))
+        before = list(self.workers.steps)
+        replicas = dict(self.database.replicas)
+        gate.callback(None)
+        self.clock.advance(1.0)
+        self.assertEqual(self.workers.steps, before)
+        self.assertEqual(self.database.replicas, replicas)
+        self.assertEqual(self.successResultOf(frozen).address, "127.0.0.1:20000")
+
+    def test_a_beat_that_finds_no_row_stops_the_job(self) -> None:
+        """
+        The heartbeat notices a take-over also while the job waits for a worker.
+        """
+        self.hold_at("load")
+        mine = self.ensure(self.one)
+        self.workers.gates.clear()
+        self.freeze()
+        self.successResultOf(self.ensure(self.two))
+        self.clock.advance(1.0)
+        self.successResultOf(mine)
+        self.assertEqual(self.workers.steps[-1], "close")
+
+    def test_a_stopping_frontend_hands_its_load_over(self) -> None:
+        """
+        Stopping ends the load here, tells the waiters, and the other frontend goes on at once.
+        """
+        self.hold_at("stage")
+        request = self.ensure(self.one)
+        other = self.ensure(self.two)
+        self.successResultOf(Deferred.fromCoroutine(self.one.stop()))
+        self.assertIn("stopping", str(self.failureResultOf(request, LoadFailed).value))
+        self.workers.gates.clear()
+        self.clock.advance(0.5)
+        self.successResultOf(other)
+        self.assertIn("stopping", str(self.failureResultOf(self.ensure(self.one, model=make_model("x"))).value))
+
+    def test_nothing_is_left_behind(self) -> None:
+        """
+        After a load no timer, no flight and no waiter is left.
+        """
+        self.successResultOf(self.ensure(self.one))
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+        self.assertEqual(self.one._flights, {})
