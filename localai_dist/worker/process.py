@@ -123,7 +123,7 @@ class BackendProcess(ProcessProtocol):
         self._line = line
         self._cutters = {1: LineCutter(), 2: LineCutter()}
         self._waiting: list[Deferred[None]] = []
-        self._ending: Deferred[bool] | None = None
+        self._enders: list[Deferred[bool]] = []
         self._pid: int | None = None
 
     @property
@@ -196,12 +196,11 @@ class BackendProcess(ProcessProtocol):
         Raises:
             StillRunning: it survived SIGKILL; it keeps its key and its port.
         """
-        if self._ending is None:
-            self._ending = Deferred.fromCoroutine(self._end(force))
-            self._ending.addBoth(self._ending_over)
-        shared: Deferred[bool] = Deferred()
-        self._ending.addBoth(_passed_on, shared)
-        return await shared
+        waiter: Deferred[bool] = Deferred(lambda cancelled: self._enders.remove(cancelled))
+        self._enders.append(waiter)
+        if len(self._enders) == 1:
+            Deferred.fromCoroutine(self._end(force)).addBoth(self._end_over)
+        return await waiter
 
     def outReceived(self, data: bytes) -> None:
         """Lines of stdout."""
@@ -266,9 +265,10 @@ class BackendProcess(ProcessProtocol):
                 one.addErrback(lambda _cancelled: None)
                 one.cancel()
 
-    def _ending_over(self, result: Any) -> Any:
-        self._ending = None
-        return result
+    def _end_over(self, result: Any) -> None:
+        enders, self._enders = self._enders, []
+        for waiter in enders:
+            waiter.callback(result)
 
     async def _healthy(self) -> bool:
         try:
@@ -314,14 +314,6 @@ class BackendProcess(ProcessProtocol):
 
 
 _STREAMS = {1: "stdout", 2: "stderr"}
-
-
-def _passed_on(result: Any, shared: Deferred[bool]) -> Any:
-    if isinstance(result, Failure):
-        shared.errback(result)
-        return None
-    shared.callback(result)
-    return result
 
 
 def _in_words(reason: Failure) -> str:
