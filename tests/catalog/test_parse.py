@@ -87,6 +87,13 @@ class ParseTests(SynchronousTestCase):
         self.assertIn("mapping", self.refused(""))
         self.assertIn("not YAML", self.refused("name: !!python/object/apply:os.system [id]"))
 
+    def test_what_yaml_itself_can_not_make(self) -> None:
+        """
+        A date that is none, or a text nested without end, is a bad model file like any other.
+        """
+        self.assertIn("can't be read", self.refused("name: 2020-99-99"))
+        self.assertIn("can't be read", self.refused("[" * 3000))
+
     def test_names_that_can_not_be(self) -> None:
         """
         A name with a space, a control character or # in it, or one longer than the registry holds, is refused.

@@ -10,6 +10,7 @@ from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from localai_dist.grpcclient.status import Origin, RpcError, StatusCode
+from localai_dist.httpapi import resource
 from localai_dist.loads.errors import LoadFailed, StillLoading
 from localai_dist.loads.status import LoadStatus
 from localai_dist.reach import Answer, Answered, Reconnecting, Unreached
@@ -241,6 +242,29 @@ class RefusalTests(SynchronousTestCase):
         self.assertEqual(world.send("GET", "/api/nodes", key=None).status, 401)
         self.assertEqual(world.send("GET", "/api/nodes", key="anything").status, 401)
         self.assertEqual(world.send("GET", "/api/nodes", key="").status, 401)
+
+    def test_nobody_listens_for_what_failed(self) -> None:
+        """
+        A call that fails in an unforeseen way after its client left is logged, and nothing is written.
+        """
+        hold: Deferred[None] = Deferred(lambda waiting: waiting.errback(ZeroDivisionError()))
+        got = World(FakeChannel(hold=hold)).send("POST", "/v1/chat/completions", CHAT)
+        got.leave()
+        self.assertEqual((got.raw, len(self.flushLoggedErrors(ZeroDivisionError))), (b"", 1))
+
+    def test_answer_that_can_not_be_written(self) -> None:
+        """
+        An answer whose error can't even be told closes the connection: nobody hangs.
+        """
+        world = World()
+        self.patch(type(world.api.catalog), "all", lambda _self: 1 / 0)
+        got = world.send("GET", "/v1/models")
+        self.assertEqual(got.status, 500)
+        self.flushLoggedErrors(ZeroDivisionError)
+        self.patch(resource, "send_error", lambda call, error: 1 / 0)
+        got = world.send("GET", "/v1/models")
+        self.assertEqual((got.raw, got.transport.disconnecting), (b"", True))
+        self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 2)
 
     def test_nothing_there(self) -> None:
         """

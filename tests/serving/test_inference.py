@@ -262,6 +262,19 @@ class InferenceTests(SynchronousTestCase):
         self.successResultOf(asked)
         self.assertEqual(len(world.replicas.ended), 1)
 
+    def test_registry_lost_while_dropping(self) -> None:
+        """
+        A registry that is lost just when a row was to be dropped ends the request as such.
+        """
+        world = World([Unreached(Answered(Answer.BACKEND_UNAVAILABLE, "refused"))])
+
+        async def lose(replica: FakeReplica, outcome: object) -> bool:
+            raise StoreUnavailable("gone")
+
+        self.patch(world.replicas, "reap", lose)
+        self.assertIsInstance(self.outcome(world.predict()), RegistryUnknown)
+        self.assert_nothing_left(world)
+
     def test_row_removed_meanwhile(self) -> None:
         """
         A replica removed between choosing and beginning is not used; another way is found.
