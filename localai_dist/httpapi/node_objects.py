@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
+import msgspec
+
 from localai_dist.ids import NodeId
 from localai_dist.registry.presence import NEVER_DIALLED, Presence
 from localai_dist.registry.records import Node, Replica, SchedulingRow
+from localai_dist.wire.verbs import BackendEntry
 
 _NODE_FIELDS = (
     "id",
@@ -109,6 +112,11 @@ def tunnel_objects(presences: Mapping[NodeId, Presence] | None, nodes: list[Node
 def replica_object(replica: Replica) -> dict[str, object]:
     """A replica, without its backend's token."""
     return _shown(replica, _REPLICA_FIELDS, _REPLICA_OPTIONAL)
+
+
+def backend_object(entry: BackendEntry) -> dict[str, object]:
+    """An installed backend; the two marks are always there."""
+    return {"name": entry.name, "is_system": entry.is_system, "is_meta": entry.is_meta, **msgspec.to_builtins(entry)}
 
 
 def scheduling_object(row: SchedulingRow) -> dict[str, object]:

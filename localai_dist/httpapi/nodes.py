@@ -16,7 +16,7 @@ from msgspec import Meta
 from localai_dist.httpapi.auth import Access
 from localai_dist.httpapi.call import Answer, ApiRoute, Call, Empty, Json
 from localai_dist.httpapi.errors import ApiError, bad_request, not_found
-from localai_dist.httpapi.node_objects import node_object, replica_object, tunnel_objects
+from localai_dist.httpapi.node_objects import backend_object, node_object, replica_object, tunnel_objects
 from localai_dist.httpapi.routing import Route
 from localai_dist.ids import NodeId
 from localai_dist.registry.records import Node
@@ -123,7 +123,7 @@ async def backends(call: Call) -> Answer:
     reply = await call.api.verbs.call(node.id, LIST, NoFields())
     if reply.error:
         raise ApiError(500, "worker_error", reply.error)
-    return Json(reply.backends)
+    return Json([backend_object(entry) for entry in reply.backends])
 
 
 async def find_node(call: Call) -> Node:

@@ -16,6 +16,8 @@ from localai_dist.wire.credentials import digest
 from localai_dist.wire.verbs import BackendEntry, ListReply
 from tests.httpapi.doubles import NODE, OTHER, REGISTRATION, FakePresence, FakeVerbs, World, make_node
 
+BACKEND = {"name": "llama-cpp", "is_system": False, "is_meta": False, "version": "1"}
+
 
 class RegisterTests(SynchronousTestCase):
     def test_register(self) -> None:
@@ -315,7 +317,7 @@ class AdminTests(SynchronousTestCase):
         """
         verbs = FakeVerbs(ListReply([BackendEntry("llama-cpp", version="1")]))
         world = World(verbs=verbs)
-        self.assertEqual(world.send("GET", "/api/nodes/box/backends").json, [{"name": "llama-cpp", "version": "1"}])
+        self.assertEqual(world.send("GET", "/api/nodes/box/backends").json, [BACKEND])
         verbs.reply = ListReply(error="disk gone")
         self.assertEqual(world.send("GET", "/api/nodes/box/backends").error["message"], "disk gone")
         verbs.reply = Unreached(VerbNotServed("/v1/control/backend/list"))
