@@ -239,6 +239,18 @@ class LoadTests(LlamaTestCase):
         reply = await self.channel.predict(chat("What is cat in French?", ModelIdentity="tiny-words"))
         self.assertEqual(reply.message, b"The French word for cat is chat.")
 
+    async def test_padded_file(self) -> None:
+        """
+        A model in a file much larger than its tensors loads and answers, mapped into memory or read.
+        """
+        padded = Path(self.mktemp()).absolute()
+        padded.write_bytes(FACTS.read_bytes())
+        os.truncate(padded, 256 * 1024 * 1024)
+        for mapped in (True, False):
+            result = await self.channel.load_model(options(ModelFile=str(padded), MMap=mapped), timeout=30)
+            self.assertTrue(result.success, result.message)
+            self.assertEqual((await self.channel.predict(chat(KENYA))).message, NAIROBI)
+
     async def test_slots(self) -> None:
         """
         With several slots each has the whole context.

@@ -54,9 +54,10 @@ class SettingsTests(SynchronousTestCase):
 
     def test_no_file(self) -> None:
         """
-        A load that names no file is refused.
+        A load that names no file is refused, and so is an adapter that would be ignored.
         """
         self.assertRaises(BadRequest, engine_settings, pb.ModelOptions())
+        self.assertRaises(BadRequest, engine_settings, pb.ModelOptions(ModelFile="/x", LoraAdapter="a"))
 
 
 class GenerationTests(SynchronousTestCase):

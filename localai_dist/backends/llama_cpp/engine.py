@@ -20,6 +20,12 @@ from localai_dist.backends.llama_cpp.requests import EngineSettings
 
 _ERROR_LINE = re.compile(r"^[\d.]+ E (.*)")
 _REASONS = 3
+_LOAD_MODES = {  # (mapped, locked)
+    (False, False): xllamacpp.llama_load_mode.LLAMA_LOAD_MODE_NONE,
+    (True, False): xllamacpp.llama_load_mode.LLAMA_LOAD_MODE_MMAP,
+    (False, True): xllamacpp.llama_load_mode.LLAMA_LOAD_MODE_MLOCK,
+    (True, True): xllamacpp.llama_load_mode.LLAMA_LOAD_MODE_MMAP_MLOCK,
+}
 
 
 class EngineError(Exception):
@@ -121,6 +127,7 @@ class Engine:
         if settings.threads:
             parameters.cpuparams.n_threads = settings.threads
             parameters.cpuparams_batch.n_threads = settings.threads
+        parameters.load_mode = _LOAD_MODES[settings.mmap, settings.mlock]
         if settings.gpu_layers is not None:
             parameters.n_gpu_layers = settings.gpu_layers
         if settings.mmproj:

@@ -46,11 +46,13 @@ def engine_settings(options: pb.ModelOptions) -> EngineSettings:
     The settings ``options`` ask for.
 
     Raises:
-        BadRequest: no model file, or slots that are no number or have no context.
+        BadRequest: no model file, slots that are no number or have no context, or what would have to be ignored.
     """
     file = options.ModelFile or options.Model
     if not file:
         raise BadRequest("LoadModel names no model file")
+    if options.LoraAdapter or options.LoraAdapters:
+        raise BadRequest("this backend applies no LoRA adapters")
     batch = options.NBatch if options.NBatch > 0 else 512
     extra = dict(option.partition(":")[::2] for option in options.Options)
     slots = extra.get("parallel") or extra.get("n_parallel") or "1"
