@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 
 from localai_dist.reach import DeadlineExceeded, Unreached
@@ -43,7 +43,8 @@ async def before(
     timer = clock.callLater(deadline - clock.seconds(), _expire, expired, running)
     try:
         return await running
-    except (Unreached, CancelledError) as error:
+    except Exception as error:
+        # However the work took being cancelled for it, and whatever else failed by then, the deadline is the reason.
         if expired or (isinstance(error, Unreached) and clock.seconds() >= deadline):
             raise Unreached(DeadlineExceeded(text)) from error
         raise

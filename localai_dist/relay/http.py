@@ -105,8 +105,7 @@ class NodeHttp:
                 body,
             )
         except RequestGenerationFailed as error:
-            error.reasons[0].raiseException()
-            raise
+            raise error.reasons[0].value from error
         except (TransmissionFailed, ResponseNeverReceived, ResponseFailed) as error:
             raise Unreached(NotServed(_reasons(error))) from error
 

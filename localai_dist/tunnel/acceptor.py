@@ -162,14 +162,12 @@ class ConnectResource(Resource):
             session.abort(SessionDead("its ownership could not be kept"))
 
     def _refuse(self, request: Any, refusal: Refusal, node: str = "") -> int:
-        self.log.info("tunnel of node {node!r} refused: {status} {code}", node=node, **_fields(refusal))
+        self.log.info(
+            "tunnel of node {node!r} refused: {status} {code}", node=node, status=refusal.status, code=refusal.code
+        )
         return door.refuse(request, refusal.status, refusal.code, refusal.text, retry_after=refusal.retry_after)
 
     def _broken(self, failure: Failure, request: Any, gone: list[object]) -> None:
         self.log.failure("the tunnel door failed", failure)
         if not gone and not request.startedWriting:
             self._refuse(request, LOOKUP_FAILED)
-
-
-def _fields(refusal: Refusal) -> dict[str, object]:
-    return {"status": refusal.status, "code": refusal.code}

@@ -79,6 +79,7 @@ class Core:
         on_change: called after ``current`` changed.
         attempts: failed rounds and short sessions in a row.
         current: the tunnel new streams come on.
+        leaving: the tunnel that was told to go last, so that it counts once.
         retiring: tunnels that were told to go and still carry streams.
     """
 
@@ -91,6 +92,7 @@ class Core:
     attempts: int = 0
     at_once: bool = False
     current: MuxSession | None = None
+    leaving: MuxSession | None = None
     retiring: set[MuxSession] = field(default_factory=set)
     round: Deferred[MuxSession] | None = None
     waiting: IDelayedCall | None = None
@@ -170,8 +172,9 @@ class Core:
         link.retry()
 
     def _told_to_go(self, link: Link, session: MuxSession) -> None:
-        if session is not self.current:
+        if session is not self.current or session is self.leaving:
             return
+        self.leaving = session
         self.log.info("the frontend says go-away, opening the next tunnel")
         self._count(session)
         # At once, as long as not every frontend has sent us on in a row: two workers with one identity, or a fleet

@@ -95,6 +95,16 @@ class OwnTunnelTests(MeshCase):
         self.settle()
         self.assertIsInstance(self.failureResultOf(opening, Unreached).value.outcome, reach.NotServed)
 
+    def test_a_full_tunnel(self) -> None:
+        """A tunnel with 1000 streams serves no further one; that is no missing route."""
+        self.own.client.on_stream = lambda stream: stream.accept()
+        for _ in range(1000):
+            self.own.server.open()
+            self.settle()
+        outcome = self.outcome(self.forwarder.open(N, GRPC))
+        self.assertIsInstance(outcome, reach.NotServed)
+        self.assertEqual(self.registry.asked, 0)
+
     def test_a_tunnel_that_is_going_away_is_not_used(self) -> None:
         """Where the worker moved to is asked of the database once its tunnel here takes no more streams."""
         self.own.client.go_away()

@@ -6,7 +6,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionDone
 
 from localai_dist.mux.classes import TrafficClass
-from localai_dist.mux.errors import SessionDead
+from localai_dist.mux.errors import SessionDead, StreamReset
 from localai_dist.net.handshake import read_frame, write_frame
 from localai_dist.net.stream import MuxStream
 from localai_dist.testing.memory import Recorder, SessionPair
@@ -132,14 +132,19 @@ class ServeTests(MeshCase):
         tunnel = self.tunnel(self.there)
         _, replying = self.ask(b"n-1 - i")
         self.successResultOf(replying)
-        recorder = Recorder()
-        self.worker.on_joined = lambda stream: None
         stream = self.worker.streams[-1]
         self.link.client.abort(SessionDead("pulled"))
         self.settle()
         self.assertEqual(tunnel.server.stream_count, 0)
         self.assertFalse(stream.is_live)
-        self.assertIsNone(recorder.lost)
+
+    def test_a_defect_costs_one_stream(self) -> None:
+        """An unforeseen error is logged, and ends that stream alone."""
+        self.there.get = None  # type: ignore[method-assign, assignment]
+        _, replying = self.ask(b"n-1 - i")
+        self.failureResultOf(replying, StreamReset)
+        self.assertEqual(len(self.flushLoggedErrors(TypeError)), 1)
+        self.assertTrue(self.link.server.is_open)
 
     def test_a_peer_that_goes_before_asking(self) -> None:
         """A link that dies while its stream has asked nothing leaves nothing behind and logs no error."""

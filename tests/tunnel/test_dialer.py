@@ -262,6 +262,31 @@ class TunnelClientTests(DialerCase):
         self.clock.advance(60)
         self.assertEqual(self.frontends.hosts, "a")
 
+    def test_an_answer_after_the_stop(self) -> None:
+        """A dial that can't be cancelled any more and is answered after the stop loses its session at once."""
+        late = ASession(self.clock.seconds())
+
+        def admitted_all_the_same(cancelled: Deferred[Any]) -> None:
+            cancelled.callback(late)
+
+        self.refuse()
+        self.frontends.dials[-1][2]._canceller = admitted_all_the_same
+        self.successResultOf(self.client.stopService())
+        self.assertTrue(late.closed_here)
+        self.assertFalse(self.client.connected)
+
+    def test_go_away_on_a_tunnel_that_retires_already(self) -> None:
+        """Only the current tunnel's go-away counts."""
+        old = self.admit()
+        assert old.on_go_away is not None
+        old.on_go_away()
+        old.on_go_away()  # while the next is dialled
+        self.clock.advance(0)
+        self.admit()
+        old.on_go_away()
+        self.clock.advance(60)
+        self.assertEqual(self.frontends.hosts, "ab")
+
     def test_stop_while_waiting_and_start_again(self) -> None:
         """A stopped service makes no further try; started again it dials."""
         self.refuse()
