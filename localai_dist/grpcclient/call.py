@@ -54,11 +54,6 @@ class Call:
         if timeout is not None:
             self._timer = clock.callLater(max(0.0, timeout), self._expire)
 
-    @property
-    def ended(self) -> bool:
-        """Whether the call is over (replies that came before may still be unread)."""
-        return self._ended
-
     async def read(self) -> bytes | None:
         """
         The next reply, or None after the last one. Cancelling it cancels the call on the backend.

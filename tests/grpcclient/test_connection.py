@@ -450,6 +450,40 @@ class FlowTests(ClientTests):
         self.assertEqual(self.backend.resets, {1: CANCEL})
         self.assert_nothing_left()
 
+    def test_oversized_reply(self) -> None:
+        """
+        A reply that announces more than the limit is refused at once, and the backend is stopped.
+        """
+        stream = self.stream()
+        waiting = self.read(stream)
+        self.backend.say_bytes(1, b"\0" + (60 * 1024 * 1024).to_bytes(4, "big") + b"x" * 100)
+        self.assert_error(waiting, StatusCode.RESOURCE_EXHAUSTED, Origin.CALLER)
+        self.backend.hear()
+        self.assertEqual(self.backend.resets, {1: CANCEL})
+        self.assert_nothing_left()
+
+    def test_no_more_calls_allowed(self) -> None:
+        """
+        A backend that allows no further call at once makes the next one fail here, not the connection.
+        """
+        self.backend.http2.update_settings({3: 1})
+        self.backend.say()
+        self.backend.hear()
+        self.predict()
+        second = self.predict()
+        self.assert_error(second, StatusCode.RESOURCE_EXHAUSTED, Origin.CALLER)
+        self.assertTrue(self.channel.is_open)
+
+    def test_two_readers(self) -> None:
+        """
+        Two readers of one stream are a mistake that is reported to the second.
+        """
+        stream = self.stream()
+        first = self.read(stream)
+        self.failureResultOf(self.read(stream), RuntimeError)
+        stream.cancel()
+        self.failureResultOf(first, RpcError)
+
     def test_oversized_request(self) -> None:
         """
         A request over the limit fails here and leaves the connection usable.
