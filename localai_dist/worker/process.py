@@ -123,6 +123,7 @@ class BackendProcess(ProcessProtocol):
         self._line = line
         self._cutters = {1: LineCutter(), 2: LineCutter()}
         self._waiting: list[Deferred[None]] = []
+        self._ending = False
         self._enders: list[Deferred[bool]] = []
         self._pid: int | None = None
 
@@ -198,7 +199,8 @@ class BackendProcess(ProcessProtocol):
         """
         waiter: Deferred[bool] = Deferred(lambda cancelled: self._enders.remove(cancelled))
         self._enders.append(waiter)
-        if len(self._enders) == 1:
+        if not self._ending:
+            self._ending = True
             Deferred.fromCoroutine(self._end(force)).addBoth(self._end_over)
         return await waiter
 
@@ -266,6 +268,7 @@ class BackendProcess(ProcessProtocol):
                 one.cancel()
 
     def _end_over(self, result: Any) -> None:
+        self._ending = False
         enders, self._enders = self._enders, []
         for waiter in enders:
             waiter.callback(result)

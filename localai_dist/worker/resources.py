@@ -6,6 +6,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.error import ConnectionClosed
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 from twisted.web.resource import Resource
@@ -88,7 +89,7 @@ def respond(request: StreamingRequest, work: Coroutine[Any, Any, bytes], *, canc
         request.finish()
 
     def failed(failure: Failure) -> None:
-        if left and failure.check(CancelledError, ConnectionError):
+        if left and failure.check(CancelledError, ConnectionClosed):
             return
         _log.failure("answering {method} {path} failed", failure, method=request.method, path=request.path)
         if request.startedWriting and not left:

@@ -1,0 +1,328 @@
+"""The worker's own server over real HTTP on loopback."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from twisted.internet.defer import Deferred
+from twisted.trial.unittest import TestCase
+from twisted.web.client import Agent, readBody
+from twisted.web.http_headers import Headers
+
+from localai_dist.errors import UserMistake
+from localai_dist.relay.body import BytesBody
+from localai_dist.units import MiB
+from localai_dist.wire import verbs as wire
+from localai_dist.worker.server import Healthz, LoopbackServer
+from localai_dist.worker.service import BackendWorkerConfig, WorkerServer, make_backend_worker
+from tests.worker.support import FakeConnect, reactor, write_backend, write_index
+from tests.worker.test_supervisor import free_range
+
+TOKEN = "registration-token"
+
+
+class ServerCase(TestCase):
+    """A whole worker behind its loopback server, with a fake gRPC client."""
+
+    timeout = 30
+    token = TOKEN
+
+    def setUp(self) -> None:
+        self.folder = Path(self.mktemp()).absolute()
+        write_backend(self.folder / "source", "plain")
+        gallery = write_index(self.folder / "source", "plain")
+        self.not_ready = ""
+        self.stops: list[int] = []
+        self.connect = FakeConnect()
+        self.worker = make_backend_worker(
+            BackendWorkerConfig(
+                registration_token=self.token,
+                models_path=self.folder / "models",
+                backends_path=self.folder / "backends",
+                data_path=self.folder / "data",
+                ports=free_range(3),
+                backend_galleries=json.dumps([msgspec.to_builtins(gallery)]),
+            ),
+            reactor=reactor,
+            checks={"tunnel": lambda: self.not_ready},
+            stop_node=lambda: self.stops.append(1),
+            connect=self.connect,
+        )
+        self.worker.startService()
+        self.addCleanup(self.worker.stopService)
+
+    async def ask(
+        self, method: str, path: str, body: bytes | None = None, *, token: str | None = TOKEN, **headers: str
+    ) -> tuple[int, dict[str, str], bytes]:
+        """Status, headers by lower-case name, body."""
+        sent = Headers({name.replace("_", "-"): [value] for name, value in headers.items()})
+        if token is not None:
+            sent.setRawHeaders("authorization", [f"Bearer {token}"])
+        uri = f"http://127.0.0.1:{self.worker.http_port}{path}"
+        producer = None if body is None else BytesBody(body)
+        response = await Agent(reactor).request(method.encode(), uri.encode(), sent, producer)
+        got = {name.decode().lower(): values[0].decode() for name, values in response.headers.getAllRawHeaders()}
+        return response.code, got, await readBody(response)
+
+    async def verb(self, verb: wire.Verb[Any, Any], request: Any) -> Any:
+        """A verb's answer, the last line of a streaming one."""
+        status, _headers, body = await self.ask("POST", verb.path, verb.encode_request(request))
+        if verb.kind is wire.VerbKind.SILENT:
+            self.assertEqual((status, body), (204, b""))
+            return None
+        self.assertEqual(status, 200, body)
+        if verb.kind is wire.VerbKind.UNARY:
+            return verb.decode_reply(body)
+        lines = [verb.decode_line(line) for line in body.splitlines()]
+        self.assertEqual([line.reply is None for line in lines], [True] * (len(lines) - 1) + [False])
+        self.phases = [line.progress["phase"] for line in lines[:-1]]
+        return lines[-1].reply
+
+
+class ProbeTests(ServerCase):
+    async def test_probes(self) -> None:
+        """The probes need no credential; readiness follows what it is told, liveness doesn't (WALK-16)."""
+        self.assertEqual((await self.ask("GET", "/healthz", token=None))[0], 200)
+        self.assertEqual((await self.ask("GET", "/readyz", token=None))[0], 200)
+        self.not_ready = "no tunnel"
+        status, _headers, body = await self.ask("GET", "/readyz", token=None)
+        self.assertEqual(status, 503)
+        self.assertIn(b"no tunnel", body)
+        self.assertEqual((await self.ask("GET", "/healthz", token=None))[0], 200)
+
+    async def test_only_loopback(self) -> None:
+        """The server is bound to 127.0.0.1 alone (WALK-8)."""
+        listening = self.worker._http._listening
+        self.assertEqual(listening.getHost().host, "127.0.0.1")
+
+    async def test_port_taken(self) -> None:
+        """A port that is taken is one clear line naming the knob."""
+        with socket.create_server(("127.0.0.1", 0)) as held:
+            server = LoopbackServer(Healthz(), reactor=reactor, port=held.getsockname()[1])
+            error = self.assertRaises(UserMistake, server.start)
+        self.assertIn("LOCALAI_HTTP_ADDR", str(error))
+        await server.stop()
+
+    async def test_token(self) -> None:
+        """Everything else wants the registration token."""
+        for path in ("/v1/control/models/running", "/v1/files/models/m/x", "/v1/files-list/models", "/v1/backend-logs"):
+            for token in (None, "", "wrong"):
+                status, headers, _body = await self.ask("POST", path, b"{}", token=token)
+                self.assertEqual(status, 401)
+                self.assertEqual(headers["www-authenticate"], "Bearer")
+
+
+class EmptyTokenTests(ServerCase):
+    token = ""
+
+    async def test_nobody(self) -> None:
+        """With no registration token configured nobody is admitted."""
+        for token in (None, "", "x"):
+            self.assertEqual((await self.ask("GET", "/v1/backend-logs", token=token))[0], 401)
+
+
+class ControlTests(ServerCase):
+    async def test_rules(self) -> None:
+        """POST only, JSON only, 404 naming an unknown verb."""
+        self.assertEqual((await self.ask("GET", wire.MODELS_RUNNING.path))[0], 405)
+        self.assertEqual((await self.ask("POST", wire.STOP.path, b"{oops"))[0], 400)
+        status, _headers, body = await self.ask("POST", "/v1/control/files/ensure", b"{}")
+        self.assertEqual(status, 404)
+        self.assertIn(b"/v1/control/files/ensure", body)
+
+    async def test_life_of_a_backend(self) -> None:
+        """Install by verb, running, stop by verb: each says what is so (WALK-11)."""
+        reply = await self.verb(wire.INSTALL, wire.InstallRequest("plain", "m", op_id="o"))
+        self.assertEqual(self.phases, ["resolving", "downloading", "starting"])
+        self.assertTrue(reply.success and reply.address.startswith("127.0.0.1:") and reply.backend_token)
+        running = await self.verb(wire.MODELS_RUNNING, wire.Empty())
+        self.assertEqual(running.models, [wire.RunningModel("m", 0, reply.address)])
+        listed = await self.verb(wire.LIST, wire.Empty())
+        self.assertEqual([entry.name for entry in listed.backends], ["plain"])
+        unloaded = await self.verb(wire.MODEL_UNLOAD, wire.ModelUnloadRequest("m", reply.address))
+        self.assertTrue(unloaded.success)
+        stopped = await self.verb(wire.MODEL_STOP, wire.ModelStopRequest("m", "m#0", reply.address))
+        self.assertEqual((stopped.matched, stopped.terminated, stopped.process_key), (True, True, "m#0"))
+        self.assertEqual((await self.verb(wire.MODELS_RUNNING, wire.Empty())).models, [])
+        absent = await self.verb(wire.MODEL_STOP, wire.ModelStopRequest("m", "m#0", reply.address))
+        self.assertEqual((absent.matched, absent.terminated, absent.error), (False, True, ""))
+        deleted = await self.verb(wire.DELETE, wire.DeleteRequest("plain"))
+        self.assertTrue(deleted.success and deleted.reports_stopped_processes)
+
+    async def test_logs(self) -> None:
+        """What a backend wrote can be read by model and by process."""
+        await self.verb(wire.INSTALL, wire.InstallRequest("plain", "org/m"))
+        for _ in range(100):
+            _status, _headers, body = await self.ask("GET", "/v1/backend-logs/org/m")
+            if b"up" in body:
+                break
+        line = json.loads(body)[0]
+        self.assertEqual((line["stream"], line["text"], line["timestamp"][-1]), ("stdout", "up", "Z"))
+        self.assertEqual(json.loads((await self.ask("GET", "/v1/backend-logs"))[2]), ["org/m"])
+        self.assertEqual((await self.ask("GET", "/v1/backend-logs/other"))[0], 404)
+        await self.verb(wire.STOP, wire.StopRequest())
+
+    async def test_own_failure_is_an_answer(self) -> None:
+        """A verb that fails says why in its answer, with status 200."""
+        reply = await self.verb(wire.INSTALL, wire.InstallRequest("nothing", "m"))
+        self.assertFalse(reply.success)
+        self.assertIn("nothing", reply.error)
+        for request in (wire.InstallRequest(), wire.InstallRequest("plain", backend_galleries="{")):
+            self.assertFalse((await self.verb(wire.INSTALL, request)).success)
+        self.assertFalse((await self.verb(wire.DELETE, wire.DeleteRequest(" "))).success)
+        self.assertIn("process key", (await self.verb(wire.MODEL_STOP, wire.ModelStopRequest())).error)
+        self.assertFalse((await self.verb(wire.MODEL_DELETE, wire.ModelNameRequest(".."))).success)
+        self.assertFalse((await self.verb(wire.UPGRADE, wire.UpgradeRequest("nothing"))).success)
+
+    async def test_install_only(self) -> None:
+        """An install that names no model starts nothing."""
+        reply = await self.verb(wire.INSTALL, wire.InstallRequest("plain"))
+        self.assertEqual((reply.success, reply.address), (True, ""))
+        self.assertEqual((await self.verb(wire.MODELS_RUNNING, wire.Empty())).models, [])
+        self.assertTrue((await self.verb(wire.UPGRADE, wire.UpgradeRequest("plain"))).success)
+
+    async def test_model_delete(self) -> None:
+        """Deleting a model removes its staged files and nothing else; none there is fine."""
+        for name in ("m", "other"):
+            (self.folder / "models" / name).mkdir(parents=True)
+            (self.folder / "models" / name / "x").write_text("x")
+        for _ in range(2):
+            self.assertTrue((await self.verb(wire.MODEL_DELETE, wire.ModelNameRequest("m"))).success)
+        self.assertEqual([path.name for path in (self.folder / "models").iterdir()], ["other"])
+
+    async def test_node_stop(self) -> None:
+        """A node that is asked to stop does what SIGTERM does."""
+        await self.verb(wire.NODE_STOP, wire.Empty())
+        self.assertEqual(self.stops, [1])
+
+
+class FilesTests(ServerCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.data = hashlib.shake_128(b"file").digest(3 * MiB + 11)
+        self.sha256 = hashlib.sha256(self.data).hexdigest()
+        self.path = "/v1/files/models/tiny/sub/a%20b.gguf"
+        self.local = self.folder / "models" / "tiny" / "sub" / "a b.gguf"
+
+    async def put(self, start: int, end: int, **headers: str) -> tuple[int, dict[str, str], bytes]:
+        """One piece."""
+        headers = {"X_Content_SHA256": self.sha256} | headers
+        range_ = f"bytes {start}-{end - 1}/{len(self.data)}"
+        return await self.ask("PUT", self.path, self.data[start:end], Content_Range=range_, **headers)
+
+    async def test_pieces(self) -> None:
+        """Pieces over HTTP: 308 with how much is there, 200 with the path; the file is byte-identical (WALK-10)."""
+        self.assertEqual((await self.ask("HEAD", self.path))[0], 404)
+        status, headers, _body = await self.put(0, MiB)
+        self.assertEqual((status, headers["range"], headers["x-file-size"]), (308, f"bytes=0-{MiB - 1}", str(MiB)))
+        status, headers, _body = await self.ask("HEAD", self.path)
+        self.assertEqual(status, 200)
+        self.assertEqual([headers["x-file-size"], headers["x-target-sha256"]], [str(MiB), self.sha256])
+        self.assertNotIn("x-content-sha256", headers)
+        status, _headers, body = await self.put(MiB, len(self.data))
+        self.assertEqual((status, json.loads(body)), (200, {"local_path": str(self.local)}))
+        self.assertEqual(self.local.read_bytes(), self.data)
+        status, headers, _body = await self.ask("HEAD", self.path)
+        self.assertEqual((status, headers["x-content-sha256"]), (200, self.sha256))
+        self.assertEqual((headers["x-local-path"], headers["accept-ranges"]), (str(self.local), "bytes"))
+        status, headers, body = await self.ask("GET", self.path)
+        self.assertEqual((status, headers["content-type"], body), (200, "application/octet-stream", self.data))
+
+    async def test_refusals(self) -> None:
+        """The wrong offset is 416 with the right one, another file's beginning 409, nonsense 400."""
+        await self.put(0, MiB)
+        status, headers, _body = await self.put(2 * MiB, len(self.data))
+        self.assertEqual((status, headers["x-file-size"]), (416, str(MiB)))
+        self.assertEqual((await self.put(MiB, len(self.data), X_Content_SHA256="0" * 64))[0], 409)
+        self.assertEqual((await self.ask("HEAD", self.path))[0], 404)
+        self.assertEqual((await self.put(0, 10, X_Content_SHA256="zz"))[0], 400)
+        self.assertEqual((await self.ask("PUT", self.path, b"x", Content_Range="bytes */5"))[0], 400)
+        self.assertEqual((await self.ask("PUT", self.path, b"x", X_Content_SHA256="0" * 64))[0], 400)
+        self.assertEqual((await self.ask("DELETE", self.path))[0], 405)
+
+    async def test_keys_stay_inside(self) -> None:
+        """A key that climbs, or leaves its folder through a link, is refused and writes nothing."""
+        (self.folder / "models").mkdir()
+        (self.folder / "models" / "link").symlink_to(self.folder / "data")
+        for key in (
+            "models/..%2f..%2fx",
+            "models/%2e%2e/x",
+            "..%2fnode.json",
+            "models//x",
+            "models/link/node.json",
+            "",
+            "models",
+        ):
+            self.assertEqual((await self.ask("PUT", f"/v1/files/{key}", b"x"))[0], 400, key)
+        self.assertFalse((self.folder / "data" / "node.json").exists())
+
+    async def test_hash_files_are_ours(self) -> None:
+        """The hash file of a staged file can't be overwritten from outside, and is not listed."""
+        await self.ask("PUT", self.path, self.data)
+        self.assertEqual((await self.ask("PUT", self.path + ".sha256", b"0" * 64))[0], 400)
+        self.assertEqual((await self.ask("PUT", "/v1/files/models/tiny/lone.sha256", b"theirs"))[0], 200)
+        status, _headers, body = await self.ask("GET", "/v1/files-list/models/tiny")
+        self.assertEqual((status, json.loads(body)), (200, {"files": ["lone.sha256", "sub/a b.gguf"]}))
+        self.assertEqual((await self.ask("GET", "/v1/files-list/models/none"))[0], 404)
+        self.assertEqual((await self.ask("GET", "/v1/files-list/.."))[0], 400)
+        self.assertEqual((await self.ask("POST", "/v1/files-list/models"))[0], 405)
+
+    async def test_temp(self) -> None:
+        """A temporary file has a path of its own each time."""
+        made = [json.loads((await self.ask("POST", "/v1/files/temp"))[2])["local_path"] for _ in range(2)]
+        self.assertNotEqual(*made)
+        self.assertTrue(all(Path(path).is_file() for path in made))
+
+    async def test_upload_cut_off(self) -> None:
+        """A connection that breaks in the middle of a piece leaves what had arrived, ready to go on (WALK-10)."""
+        head = (
+            f"PUT {self.path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
+            f"Content-Length: {len(self.data)}\r\nX-Content-SHA256: {self.sha256}\r\n"
+            f"Content-Range: bytes 0-{len(self.data) - 1}/{len(self.data)}\r\n\r\n"
+        )
+        client = socket.create_connection(("127.0.0.1", self.worker.http_port))
+        client.setblocking(False)
+        left = head.encode() + self.data[: 2 * MiB]
+        while left:
+            try:
+                left = left[client.send(left) :]
+            except BlockingIOError:
+                pass
+            await _turn()
+        client.close()
+        size = "0"
+        for _ in range(500):
+            _status, headers, _body = await self.ask("HEAD", self.path)
+            size = headers.get("x-file-size", "0")
+            if size == str(2 * MiB):
+                break
+        self.assertEqual(size, str(2 * MiB))
+        self.assertEqual((await self.put(2 * MiB, len(self.data)))[0], 200)
+        self.assertEqual(self.local.read_bytes(), self.data)
+
+
+class AgentTests(TestCase):
+    async def test_every_verb_is_unknown(self) -> None:
+        """An agent worker answers every verb 404, and its probes (WALK-20)."""
+        worker = WorkerServer(reactor=reactor, registration_token=TOKEN)
+        await worker.start()
+        try:
+            for path in [*wire.VERBS, "/v1/files/models/x"]:
+                uri = f"http://127.0.0.1:{worker.http_port}{path}".encode()
+                headers = Headers({"authorization": [f"Bearer {TOKEN}"]})
+                response = await Agent(reactor).request(b"POST", uri, headers, BytesBody(b"{}"))
+                await readBody(response)
+                self.assertEqual(response.code, 404, path)
+        finally:
+            await worker.stop()
+
+
+async def _turn() -> None:
+    turn: Deferred[None] = Deferred()
+    reactor.callLater(0, turn.callback, None)
+    await turn
