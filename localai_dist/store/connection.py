@@ -43,6 +43,37 @@ class Result:
     tag: str
 
 
+class _Watched:
+    """
+    The reactor as txpostgres sees it: a descriptor that libpq has closed already is a lost connection.
+
+    libpq closes its socket as soon as the server's farewell is read, while psycopg2 still calls the connection open;
+    the real reactor would raise ValueError out of txpostgres.
+    """
+
+    def __init__(self, reactor: Any, dead: Callable[[], None]) -> None:
+        self._dead = dead
+        self.removeReader = reactor.removeReader
+        self.removeWriter = reactor.removeWriter
+        self.callLater = reactor.callLater
+        self._add_reader = reactor.addReader
+        self._add_writer = reactor.addWriter
+
+    def addReader(self, descriptor: Any) -> None:
+        """Watch for reading."""
+        self._watch(self._add_reader, descriptor)
+
+    def addWriter(self, descriptor: Any) -> None:
+        """Watch for writing."""
+        self._watch(self._add_writer, descriptor)
+
+    def _watch(self, add: Callable[[Any], None], descriptor: Any) -> None:
+        if descriptor.fileno() < 0:
+            self._dead()
+        else:
+            add(descriptor)
+
+
 class _Cursor(txpostgres.Cursor):
     """txpostgres' cursor, without its habit of turning the server's statement timeout into ``CancelledError``."""
 
@@ -55,9 +86,11 @@ class _Wire(txpostgres.Connection):
 
     cursorFactory = _Cursor
 
-    def __init__(self, reactor: Any, notified: Notified, lost: Callable[[Failure], None]) -> None:
+    def __init__(
+        self, reactor: Any, notified: Notified, lost: Callable[[Failure], None], dead: Callable[[], None]
+    ) -> None:
         # The second argument keeps txpostgres from using the global cooperator (and so the global reactor).
-        super().__init__(reactor, object())
+        super().__init__(_Watched(reactor, dead), object())
         self._notified = notified
         self._lost = lost
 
@@ -110,7 +143,7 @@ class Connection:
         self._reactor = reactor
         self._connect_timeout = connect_timeout
         self._statement_timeout = statement_timeout
-        self._wire = _Wire(reactor, notified, self._gone)
+        self._wire = _Wire(reactor, notified, self._gone, self._dead)
         self._reason: StoreError | None = None
         self._lost_waiters: list[Deferred[StoreError]] = []
         self._idle_waiters: list[Deferred[None]] = []
@@ -200,17 +233,18 @@ class Connection:
         except psycopg2.Error:
             cursor, pending = None, Deferred()
             pending.errback(Failure())
-        pending.addBoth(self._finished, cursor, timer, answer)
+        # A failure that is there at once never reached the server.
+        pending.addBoth(self._finished, cursor, timer, answer, pending.called)
         return answer
 
-    def _finished(self, outcome: Any, cursor: Any, timer: DelayedCall, answer: Deferred[Result]) -> None:
+    def _finished(self, outcome: Any, cursor: Any, timer: DelayedCall, answer: Deferred[Result], unsent: bool) -> None:
         if timer.active():
             timer.cancel()
         self.busy = False
         self.used_at = self._reactor.seconds()
         result = outcome if isinstance(outcome, Failure) else _result_of(cursor)
         if isinstance(result, Failure):
-            fault = self._fault(result)
+            fault = self._fault(result, unsent)
             if fault is not None and fault.lost:
                 self.drop(fault.error)
             answer.errback(fault.error if fault is not None else result)
@@ -220,13 +254,13 @@ class Connection:
         for waiter in waiters:
             waiter.callback(None)
 
-    def _fault(self, failure: Failure) -> Fault | None:
+    def _fault(self, failure: Failure, unsent: bool) -> Fault | None:
         """What a failed statement means; None for a mistake of the caller (a missing parameter, say)."""
         if self._reason is not None:
             return Fault(self._reason, lost=True)
         if isinstance(failure.value, psycopg2.Error):
             return fault_of(failure.value)
-        if isinstance(failure.value, (KeyError, TypeError, ValueError, IndexError)):
+        if unsent and isinstance(failure.value, (KeyError, TypeError, ValueError, IndexError)):
             return None
         return Fault(StoreUnavailable(f"the database connection was lost: {failure.getErrorMessage()}"), lost=True)
 
@@ -240,6 +274,10 @@ class Connection:
         waiters, self._lost_waiters = self._lost_waiters, []
         for waiter in waiters:
             waiter.callback(reason)
+
+    def _dead(self) -> None:
+        """libpq closed the socket."""
+        self.drop(StoreUnavailable("the database connection was lost: the server closed it"))
 
     def _gone(self, reason: Failure) -> None:
         """The socket ended; ``drop`` is on its way here or was not the cause."""
