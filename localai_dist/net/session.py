@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final, assert_never
 
 from twisted.internet.defer import Deferred, fail, succeed
@@ -17,12 +16,12 @@ from localai_dist.mux.classes import TrafficClass
 from localai_dist.mux.errors import LocalProtocolError, RemoteProtocolError, SessionClosing, SessionDead, TooManyStreams
 from localai_dist.mux.frame import GoAway
 from localai_dist.mux.pacing import PING_INTERVAL
-from localai_dist.mux.session import Limits, Session
+from localai_dist.mux.session import Session
 from localai_dist.mux.stream import Stream
 from localai_dist.net.carrier import Carrier
+from localai_dist.net.config import SessionConfig, SessionEnd
 from localai_dist.net.errors import SessionLost, SessionSilent
 from localai_dist.net.stream import MuxStream
-from localai_dist.units import KiB, MiB
 
 FIRST_PINGS: Final = 4
 """Pings at the start of a session: they give the base round trip before any load does."""
@@ -32,64 +31,6 @@ PINGS_OUT: Final = 4
 
 CLOSE_NORMAL: Final = 1000
 CLOSE_PROTOCOL_ERROR: Final = 1002
-
-
-@dataclass(frozen=True)
-class SessionConfig:
-    """
-    The numbers of a session.
-
-    Attributes:
-        initial_window: receive window of each stream (bytes, at least 256 KiB).
-        max_window: no receive window grows beyond this (bytes).
-        keepalive_interval: PING after this long without a received byte (s).
-        keepalive_timeout: session death after this long without one (s).
-        max_streams: concurrent streams each end may open.
-        backlog: opens the far side has not accepted yet.
-        session_pool: what all windows may grow by, together (bytes).
-
-    Source: design §7.
-    """
-
-    initial_window: int = 256 * KiB
-    max_window: int = 16 * MiB
-    keepalive_interval: float = 5.0
-    keepalive_timeout: float = 15.0
-    max_streams: int = 1000
-    backlog: int = 256
-    session_pool: int = 64 * MiB
-
-    def limits(self) -> Limits:
-        """The same, as the pure session takes them."""
-        return Limits(self.initial_window, self.max_window, self.max_streams, self.backlog, self.session_pool)
-
-
-@dataclass(frozen=True)
-class SessionEnd:
-    """
-    Why a session ended; a ``Failure`` itself would turn the callback that carries it into an errback.
-
-    Attributes:
-        failure: what every stream still open was told.
-    """
-
-    failure: Failure
-
-    @property
-    def value(self) -> BaseException:
-        """The exception."""
-        value = self.failure.value
-        assert value is not None
-        return value
-
-    def getErrorMessage(self) -> str:
-        """Its text."""
-        return self.failure.getErrorMessage()
-
-    def check(self, *types: type[BaseException]) -> type[BaseException] | None:
-        """Which of ``types`` the exception is, as ``Failure.check``."""
-        found: type[BaseException] | None = self.failure.check(*types)
-        return found
 
 
 class MuxSession:
@@ -441,3 +382,6 @@ def _as_lost(reason: Exception) -> Exception:
     lost = SessionLost(str(reason) or type(reason).__name__)
     lost.__cause__ = reason
     return lost
+
+
+__all__ = ["MuxSession", "SessionConfig", "SessionEnd"]

@@ -29,13 +29,11 @@ from localai_dist.mux.classes import TrafficClass
 from localai_dist.mux.errors import RemoteProtocolError
 from localai_dist.mux.stream import State, Stream
 from localai_dist.net.errors import StreamCutShort, StreamEnded
-from localai_dist.units import KiB
+from localai_dist.net.feed import Feed
 
 if TYPE_CHECKING:
     from localai_dist.net.session import MuxSession
 
-HIGH_WATER: Final = 64 * KiB
-LOW_WATER: Final = 32 * KiB
 LINGER: Final = 300.0
 """After our FIN the peer has this long (s) to end its direction too; then the stream is reset. Source: hashicorp yamux,
 StreamCloseTimeout. While written bytes are still to be sent no time runs: a slow reader gets them all."""
@@ -74,9 +72,7 @@ class MuxStream:
         self._aborted = False
         self._delivering = False
         self._reader: tuple[int, Deferred[bytes]] | None = None
-        self._producer: Any = None
-        self._streaming = False
-        self._producer_paused = False
+        self._feed = Feed()
         self._linger_call: IDelayedCall | None = None
 
     def __repr__(self) -> str:
@@ -271,10 +267,7 @@ class MuxStream:
         session = self.session
         session.core.write(self._core, bytes(data), session.clock.seconds())
         session.schedule()
-        if self._core.queued > HIGH_WATER and self._producer is not None and not self._producer_paused:
-            self._producer_paused = True
-            if self._streaming:
-                self._producer.pauseProducing()
+        self._feed.queue_grew(self._core.queued)
 
     def writeSequence(self, data: Any) -> None:
         """Queue all of ``data``."""
@@ -287,20 +280,14 @@ class MuxStream:
 
     def registerProducer(self, producer: Any, streaming: bool) -> None:
         """Let ``producer`` fill the stream; pull producers are asked whenever the queue ran empty."""
-        if self._producer is not None:
-            raise RuntimeError(f"{self._producer!r} is registered already")
         if self._lost is not None:
             producer.stopProducing()
-            return
-        self._producer, self._streaming = producer, bool(streaming)
-        self._producer_paused = False
-        if not streaming:
-            producer.resumeProducing()
+        else:
+            self._feed.register(producer, bool(streaming))
 
     def unregisterProducer(self) -> None:
         """The producer is done; a close that waited for it goes on."""
-        self._producer = None
-        self._producer_paused = False
+        self._feed.unregister()
         if self.disconnecting:
             self._finish_writing()
 
@@ -312,13 +299,8 @@ class MuxStream:
             return
         if not core.writable and not core.queued and not core.fin_due:
             self._fin_sent()
-        elif self._producer is not None:
-            if not self._streaming:
-                if not core.queued:
-                    self._producer.resumeProducing()
-            elif self._producer_paused and core.queued <= LOW_WATER:
-                self._producer_paused = False
-                self._producer.resumeProducing()
+        else:
+            self._feed.queue_shrank(core.queued)
 
     def loseWriteConnection(self) -> None:
         """Half-close: FIN after what was written; reading goes on."""
@@ -331,7 +313,7 @@ class MuxStream:
             return
         self.disconnecting = True
         if self._core.writable or self._core.fin_due or self._core.queued:
-            if self._producer is None:
+            if self._feed.producer is None:
                 self._finish_writing()
         else:  # our FIN went before
             self.session.clock.callLater(0, self._end_cleanly)
@@ -375,9 +357,7 @@ class MuxStream:
             return
         self._lost = reason
         self._drop_unread()
-        if self._producer is not None:
-            producer, self._producer = self._producer, None
-            producer.stopProducing()
+        self._feed.stop()
         if self._reader is not None:
             self._feed_reader()
         self._settle()

@@ -143,7 +143,7 @@ class GoingAwayTests(SessionCase):
 
     def test_protocol_error(self) -> None:
         """A peer that breaks the protocol is told so with 1002; every stream gets session death (MUX-5)."""
-        near, far = self.pair.open()
+        _, far = self.pair.open()
         recorder = Recorder()
         far.start(recorder)
         self.server.bytes_received(b"\x07garbage.....")

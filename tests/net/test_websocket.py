@@ -24,7 +24,8 @@ from localai_dist.net.errors import DialFailed, DialRefused
 from localai_dist.net.request import StreamingSite, json_error
 from localai_dist.net.session import MuxSession, SessionConfig
 from localai_dist.net.stream import MuxStream
-from localai_dist.net.websocket import MESSAGE_MAX, accept, dial, require_masker
+from localai_dist.net.websocket import accept, dial, require_masker
+from localai_dist.net.websocket_carrier import MESSAGE_MAX
 from localai_dist.testing.memory import Recorder
 from localai_dist.testing.streams import Source
 from localai_dist.units import MiB
@@ -86,7 +87,9 @@ class WebSocketCase(TestCase):
             await pause(0.01)
 
     async def dial(self, **kwargs: Any) -> MuxSession:
-        return await dial(reactor, self.url, headers={"Authorization": "Bearer t"}, client=True, config=CONFIG, **kwargs)
+        return await dial(
+            reactor, self.url, headers={"Authorization": "Bearer t"}, client=True, config=CONFIG, **kwargs
+        )
 
 
 def pause(seconds: float) -> Deferred[None]:
@@ -279,7 +282,9 @@ class RawPeerTests(WebSocketCase):
         """An ordinary GET is answered 400 in the envelope; other routes of the site go on."""
         endpoint = clientFromString(reactor, f"tcp:127.0.0.1:{self.port.getHost().port}")
         raw: Raw = await connectProtocol(endpoint, Raw())
-        raw.transport.write(b"GET /x HTTP/1.1\r\nHost: x\r\n\r\nGET /json HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        raw.transport.write(
+            b"GET /x HTTP/1.1\r\nHost: x\r\n\r\nGET /json HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+        )
         await raw.lost
         self.assertIn(b" 400 ", raw.data)
         self.assertIn(b"invalid_request", raw.data)
