@@ -104,9 +104,13 @@ def _read_keys(text: str, source: str) -> _ModelKeys:
     if not isinstance(document, dict):
         raise BadModelFile(source, "want a mapping of keys at the top, like name: tiny-facts")
     try:
-        return msgspec.convert(document, _ModelKeys)
+        keys = msgspec.convert(document, _ModelKeys)
+        msgspec.json.encode(keys)  # raises for text that is no text: half of a surrogate pair
     except msgspec.ValidationError as error:
         raise BadModelFile(source, str(error).replace("`$.", "`")) from error
+    except UnicodeEncodeError as error:
+        raise BadModelFile(source, f"holds characters that are none: {_one_line(error)}") from error
+    return keys
 
 
 def _demand(source: str, keys: _ModelKeys) -> None:

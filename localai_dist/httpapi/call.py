@@ -73,7 +73,8 @@ class Call:
 
     def header(self, name: str) -> str | None:
         """The request header ``name``, or None."""
-        return self.request.getHeader(name)
+        given = self.request.requestHeaders.getRawHeaders(name.encode("ascii"))
+        return given[0].decode("utf-8", "surrogateescape") if given else None
 
     def query(self, name: str) -> str | None:
         """The first query value ``name``, or None."""

@@ -11,13 +11,14 @@ from localai_dist.httpapi.auth import Access
 from localai_dist.httpapi.call import Answer, ApiRoute, Call, Json
 from localai_dist.httpapi.errors import not_found
 from localai_dist.httpapi.routing import Route
+from localai_dist.httpapi.validation import NO_NUL
 from localai_dist.loads.status import LoadStatus
 
 
 class ModelBody(msgspec.Struct):
     """``POST /backend/load`` and ``/backend/shutdown``."""
 
-    model: Annotated[str, Meta(min_length=1, max_length=255)]
+    model: Annotated[str, Meta(min_length=1, max_length=255, pattern=NO_NUL)]
 
 
 async def load(call: Call) -> Answer:

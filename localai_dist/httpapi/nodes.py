@@ -18,6 +18,7 @@ from localai_dist.httpapi.call import Answer, ApiRoute, Call, Empty, Json
 from localai_dist.httpapi.errors import ApiError, bad_request, not_found
 from localai_dist.httpapi.node_objects import backend_object, node_object, replica_object, tunnel_objects
 from localai_dist.httpapi.routing import Route
+from localai_dist.httpapi.validation import NO_NUL
 from localai_dist.ids import NodeId
 from localai_dist.registry.records import Node
 from localai_dist.store.errors import StoreUnavailable
@@ -31,7 +32,7 @@ LABEL_KEY_LIMIT = 255
 class UnloadBody(msgspec.Struct):
     """``POST /api/nodes/:id/models/unload``."""
 
-    model_name: Annotated[str, Meta(min_length=1)]
+    model_name: Annotated[str, Meta(min_length=1, max_length=255, pattern=NO_NUL)]
 
 
 async def list_nodes(call: Call) -> Answer:

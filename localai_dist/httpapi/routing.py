@@ -79,7 +79,7 @@ def _values(parts: tuple[str, ...], segments: tuple[str, ...]) -> dict[str, str]
     values: dict[str, str] = {}
     for part, segment in zip(parts, segments, strict=True):
         if part.startswith(":"):
-            if not segment:
+            if not segment or "\0" in segment:
                 return None
             values[part[1:]] = segment
         elif part != segment:

@@ -12,6 +12,7 @@ from localai_dist.httpapi.call import Answer, ApiRoute, Call, Empty, Json
 from localai_dist.httpapi.errors import not_found
 from localai_dist.httpapi.node_objects import scheduling_object
 from localai_dist.httpapi.routing import Route
+from localai_dist.httpapi.validation import NO_NUL
 from localai_dist.registry.records import SchedulingRow
 
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
@@ -24,7 +25,7 @@ class SchedulingBody(msgspec.Struct, kw_only=True):
     Source: reference/surface.md §1.2 and §1.3.
     """
 
-    model_name: Annotated[str, Meta(min_length=1, max_length=255)]
+    model_name: Annotated[str, Meta(min_length=1, max_length=255, pattern=NO_NUL)]
     node_selector: dict[str, str] | None = None
     min_replicas: Count = 0
     max_replicas: Count = 0

@@ -11,6 +11,9 @@ from localai_dist.httpapi.errors import bad_request
 
 T = TypeVar("T")
 
+NO_NUL = r"^[^\x00]*$"
+"""Pattern of text that PostgreSQL can hold."""
+
 _PLACED = re.compile(r"(?P<what>.*) - at `(?:key in )?\$\.?(?P<path>[^`]*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(?P<name>[^`]+)`")
 

@@ -94,6 +94,14 @@ class ParseTests(SynchronousTestCase):
         self.assertIn("can't be read", self.refused("name: 2020-99-99"))
         self.assertIn("can't be read", self.refused("[" * 3000))
 
+    def test_text_that_is_no_text(self) -> None:
+        """
+        Half of a surrogate pair, which no backend and no client could be told, is refused wherever it stands.
+        """
+        head = "backend: b\nparameters: {model: c}\n"
+        for line in ('name: "a\\ud800"', 'name: a\nsystem_prompt: "\\ud800"', 'name: a\noptions: ["\\ud800"]'):
+            self.assertIn("characters that are none", self.refused(head + line))
+
     def test_names_that_can_not_be(self) -> None:
         """
         A name with a space, a control character or # in it, or one longer than the registry holds, is refused.

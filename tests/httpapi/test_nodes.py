@@ -205,6 +205,21 @@ class AdminTests(SynchronousTestCase):
             got = world.send(method, f"/api/nodes/nobody{path}")
             self.assertEqual((got.status, got.error["code"]), (404, "not_found"))
 
+    def test_text_the_registry_can_not_hold(self) -> None:
+        """
+        A NUL in a path is nothing that exists, in a body a 400 that names the field.
+        """
+        world = World()
+        self.assertEqual(world.send("GET", "/api/nodes/a%00b").status, 404)
+        self.assertEqual(world.send("DELETE", "/api/nodes/box/labels/%00").status, 404)
+        for method, path, field in (
+            ("POST", "/api/nodes/box/models/unload", "model_name"),
+            ("POST", "/api/nodes/scheduling", "model_name"),
+            ("POST", "/backend/shutdown", "model"),
+        ):
+            got = world.send(method, path, {field: "a\0b"})
+            self.assertEqual((got.status, got.error["param"]), (400, field))
+
     def test_approve(self) -> None:
         """
         Approving ends a tunnel under the old identity; approving twice is a 400 (WALK-9).

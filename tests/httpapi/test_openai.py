@@ -15,7 +15,7 @@ from localai_dist.loads.errors import LoadFailed, StillLoading
 from localai_dist.loads.status import LoadStatus
 from localai_dist.reach import Answer, Answered, Reconnecting, Unreached
 from localai_dist.rpc import backend_pb2 as pb
-from tests.httpapi.doubles import NODE, World
+from tests.httpapi.doubles import NODE, Exchange, World
 from tests.serving.doubles import FakeChannel, FakeStream, make_model
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "What is the capital of Kenya?"}]}
@@ -232,6 +232,19 @@ class RefusalTests(SynchronousTestCase):
             self.assertEqual((got.error["code"], got.error["type"]), ("invalid_api_key", "invalid_request_error"))
         self.assertEqual(World().send("GET", "/v1/models", key=None, x_api_key="the-key").status, 200)
         self.assertEqual(World(keys=("a", "b")).send("GET", "/v1/models", key="b").status, 200)
+
+    def test_bytes_that_are_no_text(self) -> None:
+        """
+        Headers and paths with bytes that are no text are refused like any other wrong ones.
+        """
+        for header in (b"authorization: Bearer \xff\xfe", b"x-localai-timeout: \xff"):
+            world = World(keys=() if b"timeout" in header else ("the-key",))
+            exchange = Exchange(world.site)
+            exchange.receive(b"GET /v1/models HTTP/1.1\r\nhost: x\r\n" + header + b"\r\n\r\n")
+            self.assertEqual(exchange.status, 400 if b"timeout" in header else 401, header)
+        exchange = Exchange(World().site)
+        exchange.receive(b"GET /v1/\xff/%ff HTTP/1.1\r\nhost: x\r\n\r\n")
+        self.assertEqual(exchange.status, 404)
 
     def test_no_key_configured(self) -> None:
         """
