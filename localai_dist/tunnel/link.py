@@ -117,11 +117,18 @@ class Core:
     def adopt(self, link: Link, session: MuxSession) -> None:
         """``session`` is the tunnel now; the one before retires."""
         if self.current is not None:
-            self.retiring.add(self.current)
+            self._retire(self.current)
         self.current = session
         session.on_go_away = lambda: self._told_to_go(link, session)
         self.on_change("connected")
         session.when_closed().addCallback(self._closed, link, session)
+
+    def _retire(self, session: MuxSession) -> None:
+        """Let ``session`` finish its streams; its frontend opens no more on it."""
+        self.retiring.add(session)
+        session.on_idle = session.close
+        if not session.stream_count:
+            session.close()
 
     def halt(self) -> None:
         """No round, no wait, and every session closing."""
@@ -184,8 +191,8 @@ class Core:
         link.told_to_go()
 
     def _closed(self, reason: SessionEnd, link: Link, session: MuxSession) -> None:
+        self.retiring.discard(session)
         if session is not self.current:
-            self.retiring.discard(session)
             return
         self.log.info("the tunnel ended: {reason}", reason=reason.getErrorMessage())
         self.current = None

@@ -61,6 +61,8 @@ class ASession:
         self.is_open = True
         self.opened_at = opened_at
         self.told = 0
+        self.stream_count = 0
+        self.on_idle: Callable[[], None] | None = None
         self.closed_here = False
         self.on_go_away: Callable[[], None] | None = None
         self._end: SessionEnd | None = None

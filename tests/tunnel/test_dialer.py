@@ -186,8 +186,9 @@ class TunnelClientTests(DialerCase):
         self.assertEqual(waits, [0.5, 1, 2, 0.5, 1])
 
     def test_make_before_break(self) -> None:
-        """On go-away the next tunnel is dialled at once, elsewhere, and the old one stays until it ends by itself."""
+        """On go-away the next tunnel is dialled at once, elsewhere; the old one stays until its streams are done."""
         old = self.admit()
+        old.stream_count = 2
         self.clock.advance(60)
         assert old.on_go_away is not None
         old.on_go_away()
@@ -197,9 +198,21 @@ class TunnelClientTests(DialerCase):
         self.assertTrue(old.is_open)
         new = self.admit()
         self.assertTrue(old.is_open and new.is_open)
-        old.end()
-        self.assertTrue(self.client.connected)
+        assert old.on_idle is not None
+        old.on_idle()
+        self.assertTrue(old.closed_here)
+        self.assertTrue(self.client.connected and new.is_open)
         self.assertEqual(self.frontends.hosts, "ab")
+
+    def test_a_retiring_tunnel_without_streams_is_closed(self) -> None:
+        """The frontend that said go-away does not have to wait for a tunnel nobody uses."""
+        old = self.admit()
+        assert old.on_go_away is not None
+        old.on_go_away()
+        self.clock.advance(0)
+        self.assertTrue(old.is_open)
+        self.admit()
+        self.assertTrue(old.closed_here)
 
     def test_go_away_and_nobody_else_takes_it(self) -> None:
         """While no other frontend admits the worker the old tunnel goes on; its end starts no second round."""
@@ -248,6 +261,7 @@ class TunnelClientTests(DialerCase):
     def test_stop_closes_and_waits(self) -> None:
         """Stopping closes every tunnel, also one that retires, and waits until they have ended."""
         old = self.admit()
+        old.stream_count = 1
         assert old.on_go_away is not None
         old.on_go_away()
         self.clock.advance(0)
@@ -278,6 +292,7 @@ class TunnelClientTests(DialerCase):
     def test_go_away_on_a_tunnel_that_retires_already(self) -> None:
         """Only the current tunnel's go-away counts."""
         old = self.admit()
+        old.stream_count = 1
         assert old.on_go_away is not None
         old.on_go_away()
         old.on_go_away()  # while the next is dialled
