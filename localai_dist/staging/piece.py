@@ -72,6 +72,10 @@ class PieceBody:
         self._stopped = True
         self._wake_up()
 
+    def confirmed(self) -> None:
+        """The far side said that it has everything: what was written last counts too, room or not."""
+        self._acknowledge()
+
     async def _produce(self, consumer: IConsumer) -> None:
         reader: SourceReader = await self._in_thread(SourceReader, self._path, self._start)
         try:

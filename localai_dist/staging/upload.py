@@ -33,7 +33,14 @@ from localai_dist.staging.progress import Progress
 from localai_dist.staging.reader import InThread
 from localai_dist.staging.source import Sources, list_sources
 from localai_dist.staging.transient import WAY_FAILURES, Later, passes
-from localai_dist.wire.files import CONTENT_RANGE, CONTENT_SHA256, FILES_PATH, PIECE_BYTES, ContentRange
+from localai_dist.wire.files import (
+    CONTENT_RANGE,
+    CONTENT_SHA256,
+    FILES_PATH,
+    PIECE_BYTES,
+    RESUME_INCOMPLETE,
+    ContentRange,
+)
 
 RETRY = Backoff(first=1.0, cap=5.0)
 """Between attempts. Short: a newer tunnel of the worker is to be used at once, and asking costs one query."""
@@ -246,6 +253,8 @@ class Upload:
         body = PieceBody(self._file.path, start, length, in_thread=self._stager.in_thread, taken=self._taken)
         try:
             response = await self._request("PUT", headers, body, TrafficClass.BULK, self._hold.deadline)
+            if response.code in (200, RESUME_INCOMPLETE):
+                body.confirmed()
             return response.code, await _text(response)
         finally:
             body.stopProducing()  # an answer may come before the whole body was taken
