@@ -10,6 +10,8 @@ under way shrinks when it is above the target and grows when below.
 2. The base round trip ages: it is the least of the last one to two ``BASE_PERIOD``. When a period ends the cap drops
    to its minimum for a moment, so that the next base is not measured through our own queue.
 3. Where a frame itself takes milliseconds the target is three frame times.
+4. What counts is the least of the last few round trips: a queue shows in each of them, a busy processor in some.
+5. If at the smallest cap the delay stays, it is not ours (other traffic, a busy host): it becomes the base.
 
 Source: traffic-classes §4 and rules 3 and 5.
 """
@@ -35,6 +37,9 @@ LIMIT_MAX: Final = 128 * KiB
 DRAIN_TIME: Final = 0.002
 FRAME_TIMES: Final = 3
 PINGS_KEPT: Final = 16
+FILTER: Final = 3
+FUTILE: Final = 10
+"""So many measurements in a row above the target at the smallest cap, and the delay is not ours."""
 
 
 class BaseRoundTrip:
@@ -55,6 +60,10 @@ class BaseRoundTrip:
             self._until = now + BASE_PERIOD
         self._current = round_trip if self._current is None else min(self._current, round_trip)
         return ended
+
+    def reset(self, round_trip: float) -> None:
+        """Forget what was seen: this is the base now."""
+        self._previous, self._current = None, round_trip
 
     @property
     def value(self) -> float | None:
@@ -81,6 +90,8 @@ class DelayCap:
         self._total = 0
         self._pings: deque[tuple[int, float, int]] = deque()
         self._next_ping = 1
+        self._recent: deque[float] = deque(maxlen=FILTER)
+        self._futile = 0
 
     @property
     def open(self) -> bool:
@@ -143,12 +154,18 @@ class DelayCap:
         return self.round_trip
 
     def _adapt(self, round_trip: float, target: float) -> None:
-        queueing = round_trip - (self.base or 0.0)
+        self._recent.append(round_trip)
+        least = min(self._recent)
+        queueing = least - (self.base or 0.0)
         if queueing < target / 2:
             self.cap = min(int(self.cap * 1.25), CAP_MAX)
         elif queueing < target:
             self.cap = min(self.cap + CAP_STEP, CAP_MAX)
         else:
+            self._futile = self._futile + 1 if self.cap == CAP_MIN else 0
+            if self._futile >= FUTILE:
+                self._futile = 0
+                self._base.reset(least)
             self.cap = max(int(self.cap * (0.9 if queueing < 2 * target else 0.75)), CAP_MIN)
 
 

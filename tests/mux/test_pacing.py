@@ -17,18 +17,36 @@ class DelayCapTests(SynchronousTestCase):
         cap = DelayCap()
         self.measure(cap, 0.0, 0.020)
         self.assertGreater(cap.cap, CAP_START)
-        for number in range(40):
+        for number in range(10):
             self.measure(cap, 0.1 * number, 0.080)
         self.assertEqual(cap.cap, CAP_MIN)
         self.assertEqual(cap.base, 0.020)
+
+    def test_one_slow_answer_is_no_queue(self) -> None:
+        """A single late answer among quick ones, as a busy host gives, does not shrink the cap."""
+        cap = DelayCap()
+        for number in range(20):
+            before = cap.cap
+            self.measure(cap, 0.1 * number, 0.200 if number % 3 == 2 else 0.001)
+            self.assertGreater(cap.cap, before)
+
+    def test_delay_that_is_not_ours(self) -> None:
+        """A delay that stays at the smallest cap becomes the base, so that bulk does not starve behind it."""
+        cap = DelayCap()
+        self.measure(cap, 0.0, 0.001)
+        for number in range(60):
+            self.measure(cap, 0.1 * number, 0.050)
+        self.assertAlmostEqual(cap.base or 0, 0.050)
+        self.assertGreater(cap.cap, CAP_MIN)
 
     def test_target_grows_where_a_frame_takes_long(self) -> None:
         """On a link where one frame takes 6 ms, 12 ms of delay are no queue to flee from."""
         slow, fast = DelayCap(), DelayCap()
         for cap, frame_time in ((slow, 0.0065), (fast, 0.0)):
             self.measure(cap, 0.0, 0.020, frame_time)
-            before = cap.cap
-            self.measure(cap, 0.1, 0.032, frame_time)
+            for number in range(1, 4):
+                before = cap.cap
+                self.measure(cap, 0.1 * number, 0.032, frame_time)
             self.assertEqual(cap.cap > before, cap is slow)
 
     def test_base_ages(self) -> None:
