@@ -5,6 +5,7 @@ Read in this order::
 
     errors.py       what can go wrong, and what the driver's errors mean
     dsn.py          a database URL with our defaults in it, and without its password (pure)
+    names.py        the database's host looked up in a thread
     statements.py   named SQL out of sql/*.sql
     connection.py   one connection, from open to lost; never reopened
     transaction.py  a transaction around a coroutine

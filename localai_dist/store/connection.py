@@ -14,12 +14,13 @@ from typing import Any
 
 import psycopg2
 from twisted.internet.base import DelayedCall
-from twisted.internet.defer import CancelledError, Deferred, succeed
+from twisted.internet.defer import CancelledError, Deferred, fail, succeed
 from twisted.python.failure import Failure
 from txpostgres import txpostgres
 
 from localai_dist.store.dsn import one_line, redact, with_defaults
 from localai_dist.store.errors import Fault, StoreError, StoreUnavailable, fault_of
+from localai_dist.store.names import Names
 
 Row = dict[str, Any]
 Notified = Callable[[str, str], None]
@@ -127,6 +128,7 @@ class Connection:
         connect_timeout: how long opening may take (s).
         statement_timeout: how long a statement may take (s); the server is asked to give up by then too.
         notified: called with channel and payload of each notification.
+        names: looks the database's host up; shared by connections that are opened again and again.
     """
 
     def __init__(
@@ -138,7 +140,9 @@ class Connection:
         connect_timeout: float = 5.0,
         statement_timeout: float = 5.0,
         notified: Notified = lambda channel, payload: None,
+        names: Names | None = None,
     ) -> None:
+        self._names = names or Names(reactor)
         self._dsn = with_defaults(dsn, application_name=application_name)
         self._reactor = reactor
         self._connect_timeout = connect_timeout
@@ -169,12 +173,18 @@ class Connection:
         answer: Deferred[None] = Deferred(self._opening_cancelled)
         where = redact(self._dsn)
         late = StoreUnavailable(f"the database at {where} did not accept a connection in {self._connect_timeout:g} s")
-        timer: DelayedCall = self._reactor.callLater(self._connect_timeout, self.drop, late)
+
+        def expire() -> None:
+            self.drop(late)
+            if not answer.called:  # the name is still being looked up
+                answer.errback(late)
+
+        timer: DelayedCall = self._reactor.callLater(self._connect_timeout, expire)
 
         def done(result: Any) -> None:
             if timer.active():
                 timer.cancel()
-            if answer.called:  # cancelled
+            if answer.called:  # cancelled, or late
                 return
             if isinstance(result, Failure):
                 error = self._reason or StoreUnavailable(
@@ -185,7 +195,7 @@ class Connection:
             else:
                 answer.callback(None)
 
-        self._wire.connect(self._dsn).addBoth(done)
+        Deferred.fromCoroutine(self._names.resolved(self._dsn)).addCallback(self._connect).addBoth(done)
         await answer
         self.opened = True
         await self.run(
@@ -196,6 +206,12 @@ class Connection:
                 "idle": str(round(IDLE_IN_TRANSACTION * 1000)),
             },
         )
+
+    def _connect(self, dsn: str) -> Deferred[Any]:
+        if self._reason is not None:
+            return fail(self._reason)
+        connecting: Deferred[Any] = self._wire.connect(dsn)
+        return connecting
 
     def _opening_cancelled(self, answer: Deferred[None]) -> None:
         answer.errback(CancelledError())

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ipaddress
+from collections.abc import Mapping, Sequence
+
 import psycopg2
 from psycopg2.extensions import make_dsn, parse_dsn
 
@@ -54,6 +57,38 @@ def with_defaults(dsn: str, *, application_name: str) -> str:
         UnreadableDsn: as for ``parameters``.
     """
     return str(make_dsn(**{**_DEFAULTS, "application_name": application_name[:63], **parameters(dsn)}))
+
+
+def names_in(dsn: str) -> list[str]:
+    """The host names in ``dsn`` that libpq would have to look up, which it does while everything waits."""
+    found = parameters(dsn)
+    if found.get("hostaddr"):
+        return []
+    return [host for host in found.get("host", "").split(",") if _is_name(host)]
+
+
+def with_addresses(dsn: str, addresses: Mapping[str, Sequence[str]]) -> str:
+    """``dsn`` with the addresses of each host name beside it; a name with several is tried at each, in order."""
+    found = parameters(dsn)
+    hosts = found["host"].split(",")
+    ports = found.get("port", "").split(",")
+    ways = [
+        (host, address, ports[index] if len(ports) > 1 else ports[0])
+        for index, host in enumerate(hosts)
+        for address in (addresses[host] if _is_name(host) else [""])
+    ]
+    host, hostaddr, port = (",".join(column) for column in zip(*ways, strict=True))
+    return str(make_dsn(**{**found, "host": host, "hostaddr": hostaddr, "port": port}))
+
+
+def _is_name(host: str) -> bool:
+    if not host or host[0] in "/@":
+        return False
+    try:
+        ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return True
+    return False
 
 
 def redact(dsn: str) -> str:

@@ -14,6 +14,7 @@ from localai_dist.store.connection import Connection
 from localai_dist.store.dsn import redact
 from localai_dist.store.errors import StoreError, StoreUnavailable
 from localai_dist.store.healing import KeptConnection
+from localai_dist.store.names import Names
 
 MAX_CHANNEL = 63  # PostgreSQL truncates longer identifiers
 
@@ -59,10 +60,13 @@ class Listener:
         self._beat_every, self._beat_timeout = beat, beat_timeout
         self.connects = 0
 
+        names = Names(reactor)
+
         def fresh() -> Connection:
             return make(
                 dsn,
                 reactor=reactor,
+                names=names,
                 application_name=application_name,
                 connect_timeout=connect_timeout,
                 statement_timeout=beat_timeout,

@@ -15,6 +15,7 @@ from localai_dist.store.connection import Connection, Row
 from localai_dist.store.dsn import redact
 from localai_dist.store.errors import StoreError, StoreUnavailable
 from localai_dist.store.healing import KeptConnection
+from localai_dist.store.names import Names
 from localai_dist.store.transaction import Transaction, in_transaction
 
 T = TypeVar("T")
@@ -69,10 +70,13 @@ class Pool:
         self._problem: StoreError | None = None
         self._running = False
 
+        names = Names(reactor)
+
         def fresh() -> Connection:
             return make(
                 dsn,
                 reactor=reactor,
+                names=names,
                 application_name=application_name,
                 connect_timeout=connect_timeout,
                 statement_timeout=statement_timeout,

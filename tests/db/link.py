@@ -49,15 +49,20 @@ class _Half(Protocol):
 class Link:
     """A proxy between this process and the server of ``url``; ``self.url`` leads through it."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, tcp: bool = False) -> None:
         self._target = str(Path(parse_qs(urlsplit(url).query)["host"][0], SOCKET))
         self._folder = tempfile.mkdtemp(prefix="localai-dist-link-")
-        self.url = url.split("?", 1)[0] + "?host=" + quote(self._folder, safe="")
         self.halves: set[_Half] = set()
         self.frozen = False
-        self._port: IListeningPort = reactor.listenUNIX(
-            str(Path(self._folder, SOCKET)), Factory.forProtocol(self._made)
-        )  # type: ignore[attr-defined]
+        start, _, database = url.split("?", 1)[0].rpartition("/")
+        factory = Factory.forProtocol(self._made)
+        self._port: IListeningPort
+        if tcp:
+            self._port = reactor.listenTCP(0, factory, interface="127.0.0.1")  # type: ignore[attr-defined]
+            self.url = f"{start}localhost:{self._port.getHost().port}/{database}"
+        else:
+            self._port = reactor.listenUNIX(str(Path(self._folder, SOCKET)), factory)  # type: ignore[attr-defined]
+            self.url = f"{start}/{database}?host={quote(self._folder, safe='')}"
 
     def _made(self) -> _Half:
         half = _Half(self)

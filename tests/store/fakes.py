@@ -14,7 +14,7 @@ from localai_dist.store.errors import StoreError, StoreUnavailable
 class FakeConnection(Connection):
     """A connection whose opening and statements are answered by the test."""
 
-    def __init__(self, dsn: str, *, reactor: Any, notified: Any = None, **options: Any) -> None:
+    def __init__(self, dsn: str, *, reactor: Any, notified: Any = None, names: Any = None, **options: Any) -> None:
         self._reactor = reactor
         self._reason: StoreError | None = None
         self._lost_waiters: list[Deferred[StoreError]] = []

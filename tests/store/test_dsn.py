@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from psycopg2.extensions import make_dsn, parse_dsn
 from twisted.trial.unittest import SynchronousTestCase
 
-from localai_dist.store.dsn import UnreadableDsn, one_line, parameters, redact, with_defaults
+from localai_dist.store.dsn import UnreadableDsn, names_in, one_line, parameters, redact, with_addresses, with_defaults
 
 URL = "postgresql://ann:p%40ss@db.example:5433/cluster?sslmode=require"
 
@@ -47,6 +47,22 @@ class DsnTests(SynchronousTestCase):
     def test_driver_text_on_one_line(self) -> None:
         """The driver's lines are joined and its echo of the password blotted out."""
         self.assertEqual(one_line("failed:\n\tpassword p@ss is bad\n", URL), "failed:; password *** is bad")
+
+    def test_names_are_found_and_get_addresses(self) -> None:
+        """Names get their addresses beside them, several if they have several; sockets and addresses stay."""
+        for dsn, names in (
+            (URL, ["db.example"]),
+            ("host=a,/run/pg,10.0.0.1,::1,fe80::1%eth0,b dbname=x", ["a", "b"]),
+            ("host=a hostaddr=10.0.0.1", []),
+            ("dbname=x", []),
+        ):
+            self.assertEqual(names_in(dsn), names)
+        for dsn, wanted in (
+            ("host=a port=5", ("a,a", "::1,127.0.0.1", "5,5")),
+            ("host=a,/run/pg port=5,6", ("a,a,/run/pg", "::1,127.0.0.1,", "5,5,6")),
+        ):
+            found = parse_dsn(with_addresses(dsn, {"a": ["::1", "127.0.0.1"]}))
+            self.assertEqual((found["host"], found["hostaddr"], found["port"]), wanted)
 
     @given(st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=4, max_size=20))
     def test_no_password_is_ever_shown(self, password: str) -> None:
