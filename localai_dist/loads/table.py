@@ -98,11 +98,16 @@ class JobTable:
     def __init__(self, pool: PoolLike, instance: InstanceId, *, live_window: float, orphan_after: float) -> None:
         self._pool = pool
         self._instance = instance
-        self._times = {"live_window": live_window, "orphan_after": orphan_after, "silence": min(SILENCE, orphan_after)}
+        self._times: dict[str, Any] = {
+            "owner": instance,
+            "live_window": live_window,
+            "orphan_after": orphan_after,
+            "silence": min(SILENCE, orphan_after),
+        }
 
     async def claim(self, key: str) -> Claim | None:
         """The right to load ``key``, or None while somebody else does; raises ``StoreUnavailable``, as all here do."""
-        row = await self._pool.fetch_one(_SQL["claim"], {"key": key, "owner": self._instance, **self._times})
+        row = await self._pool.fetch_one(_SQL["claim"], {"key": key, **self._times})
         return None if row is None else Claim(key, row["attempt"], NodeId(row["node_id"]))
 
     async def advance(self, claim: Claim, state: JobState, *, node: NodeId, node_name: str, replica_index: int) -> bool:

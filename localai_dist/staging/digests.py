@@ -98,8 +98,10 @@ def _record(path: Path, known: tuple[_Stamp, str]) -> None:
     if sidecar.exists() and _recall(path) is None:
         return
     stamp, digest = known
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        sidecar.write_text(f"{digest} {_MARK} {stamp.inode} {stamp.size} {stamp.modified_ns}\n", "ascii")
+        draft.write_text(f"{digest} {_MARK} {stamp.inode} {stamp.size} {stamp.modified_ns}\n", "ascii")
+        draft.replace(sidecar)
     except OSError:
         return  # a read-only models folder costs a second hashing after a restart, nothing else
 

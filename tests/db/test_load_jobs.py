@@ -115,6 +115,18 @@ class ClaimTests(LoadJobCase):
         await self.age("last_seen", 31, "instances", "id = 'one'")
         await self.claimed(two)
 
+    async def test_a_restarted_frontend_takes_its_own_job_back(self) -> None:
+        """A frontend that comes back under its old name goes on with the load its earlier process left (WALK-10)."""
+        one, two = await self.begin()
+        await self.claimed(one)
+        self.assertIsNone(await one.claim("tiny"))
+        await self.age("last_progress", 6)
+        self.assertIsNone(await two.claim("tiny"))
+        row = await one.read("tiny")
+        assert row is not None
+        self.assertTrue(row.orphaned)
+        await self.claimed(one)
+
     async def test_only_one_takes_over(self) -> None:
         """An orphan that several frontends see at once goes to one of them."""
         one, _ = await self.begin()

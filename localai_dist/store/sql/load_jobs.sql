@@ -2,7 +2,8 @@
 --
 -- Every write carries owner and attempt. Zero rows changed = somebody took the job over: stop, touch nothing.
 -- A job is orphaned when its owner is not live, or when it was silent for the orphan time. An owner that is in no
--- instances row (a frontend without a usable address) still beats, so a few missed beats are asked for as well.
+-- instances row (a frontend without a usable address) still beats, so a few missed beats are asked for as well. A job
+-- under one's own name that does not beat is what an earlier process of that name left behind.
 
 -- name: claim
 -- Starts a load of a model, or takes over one that is orphaned, or starts again after a failure; no row = somebody
@@ -24,8 +25,9 @@ set attempt = excluded.attempt, state = 'pending', owner_replica = excluded.owne
 where j.state = 'failed'
    or j.last_progress < now() - make_interval(secs => %(orphan_after)s)
    or (j.last_progress < now() - make_interval(secs => %(silence)s)
-       and not exists (select 1 from instances i where i.id = j.owner_replica
-                       and i.last_seen > now() - make_interval(secs => %(live_window)s)))
+       and (j.owner_replica = %(owner)s
+            or not exists (select 1 from instances i where i.id = j.owner_replica
+                           and i.last_seen > now() - make_interval(secs => %(live_window)s))))
 returning attempt, node_id;
 
 -- name: advance
@@ -78,8 +80,9 @@ where tracking_key = %(key)s and owner_replica = %(owner)s and attempt = %(attem
 select j.*, (j.state <> 'failed' and (
            j.last_progress < now() - make_interval(secs => %(orphan_after)s)
         or (j.last_progress < now() - make_interval(secs => %(silence)s)
-            and not exists (select 1 from instances i where i.id = j.owner_replica
-                            and i.last_seen > now() - make_interval(secs => %(live_window)s))))) as orphaned
+            and (j.owner_replica = %(owner)s
+                 or not exists (select 1 from instances i where i.id = j.owner_replica
+                                and i.last_seen > now() - make_interval(secs => %(live_window)s)))))) as orphaned
 from model_load_jobs j where j.tracking_key = %(key)s;
 
 -- name: all
@@ -87,8 +90,9 @@ from model_load_jobs j where j.tracking_key = %(key)s;
 select j.*, (j.state <> 'failed' and (
            j.last_progress < now() - make_interval(secs => %(orphan_after)s)
         or (j.last_progress < now() - make_interval(secs => %(silence)s)
-            and not exists (select 1 from instances i where i.id = j.owner_replica
-                            and i.last_seen > now() - make_interval(secs => %(live_window)s))))) as orphaned
+            and (j.owner_replica = %(owner)s
+                 or not exists (select 1 from instances i where i.id = j.owner_replica
+                                and i.last_seen > now() - make_interval(secs => %(live_window)s)))))) as orphaned
 from model_load_jobs j order by j.created_at, j.tracking_key;
 
 -- name: sweep

@@ -1,0 +1,137 @@
+"""Cold loads of two frontends over one real PostgreSQL, with the real registry; the workers are in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.internet import reactor
+from twisted.internet.defer import Deferred, DeferredList, gatherResults
+
+from localai_dist.ids import InstanceId, NodeId
+from localai_dist.loads.errors import LoadFailed
+from localai_dist.loads.service import Loads
+from localai_dist.loads.tools import LoadSettings
+from localai_dist.reach import NoRoute, Unreached
+from localai_dist.registry.instances import Instances
+from localai_dist.registry.nodes import Nodes
+from localai_dist.registry.ownership import Ownership
+from localai_dist.registry.records import Registration, SchedulingRow
+from localai_dist.registry.replicas import Replicas
+from localai_dist.registry.scheduling import Scheduling
+from localai_dist.store.pool import Pool
+from localai_dist.wire.verbs import InstallReply
+from tests.db.case import DatabaseTestCase, until
+from tests.loads.doubles import Workers, make_model
+
+
+class LoadsTests(DatabaseTestCase):
+    """Two frontends; node ``worker-1`` hangs on the first, ``worker-2`` on the second."""
+
+    async def begin(self) -> tuple[Loads, Loads]:
+        """Both frontends' loads over a cluster of two nodes and nothing loaded."""
+        self.pool_: Pool = await self.pool(size=4)
+        for table in ("model_load_jobs", "node_models", "model_scheduling_configs", "node_connections"):
+            await self.pool_.execute(f"delete from {table}")
+        await self.pool_.execute("delete from backend_nodes")
+        self.workers = Workers()
+        self.model = make_model()
+        self.nodes = Nodes(self.pool_)
+        self.ownership = Ownership(self.pool_, live_window=30.0)
+        self.replicas = Replicas(self.pool_)
+        self.scheduling = Scheduling(self.pool_)
+        self.ids: list[NodeId] = []
+        for number, instance in ((1, "one"), (2, "two")):
+            await Instances(self.pool_, live_window=30.0).register(InstanceId(instance), f"h:{number}", "1", "")
+            labels = {"pin": str(number)}
+            registered = await self.nodes.register(
+                Registration(f"worker-{number}", labels=labels), auto_approve=True, presented_token=None
+            )
+            self.ids.append(registered.node.id)
+            await self.ownership.claim(registered.node.id, InstanceId(instance))
+        return self.frontend("one"), self.frontend("two")
+
+    def frontend(self, instance: str, **settings: Any) -> Loads:
+        """The loads of one frontend."""
+        loads = Loads(
+            self.pool_,
+            self.replicas,
+            self.nodes,
+            self.scheduling,
+            self.ownership,
+            self.workers,
+            self.workers,
+            self.workers.connect,
+            clock=reactor,  # type: ignore[arg-type]
+            instance=InstanceId(instance),
+            settings=LoadSettings(**{"poll": 0.05, "beat": 0.05, "sweep": 0.1, "route_wait": 0.2, **settings}),
+            find_model=lambda name: self.model if name == self.model.name else None,
+        )
+        self.addCleanup(lambda: Deferred.fromCoroutine(loads.stop()))
+        return loads
+
+    def ensure(self, loads: Loads) -> Deferred[Any]:
+        """A request that waits without end."""
+        return Deferred.fromCoroutine(loads.ensure(self.model, wait=None))
+
+    async def jobs(self) -> list[dict[str, Any]]:
+        """The job rows."""
+        return await self.pool_.fetch("select * from model_load_jobs")
+
+    async def test_fifty_requests_on_two_frontends_are_one_load(self) -> None:
+        """50 concurrent cold requests, half on each frontend, load once on the pinned node; all get it (LOAD-5)."""
+        one, two = await self.begin()
+        await self.scheduling.put(SchedulingRow("tiny", {"pin": "2"}))
+        replicas = await gatherResults([self.ensure(loads) for loads in (one, two) * 25])
+        self.assertEqual({(row.node_id, row.address) for row in replicas}, {(self.ids[1], "127.0.0.1:20000")})
+        self.assertEqual(self.workers.steps, ["list", "install", "stage", "connect", "load", "close"])
+        self.assertEqual(await self.jobs(), [])
+        self.assertEqual(len(await self.replicas.all()), 1)
+
+    async def test_a_failure_reaches_both_frontends(self) -> None:
+        """All waiters on both frontends get the same cause, and the next request loads (LOAD-5)."""
+        one, two = await self.begin()
+        gate: Deferred[None] = Deferred()
+        self.workers.gates["install"] = gate
+        self.workers.install = InstallReply(False, error="no such backend")
+        requests = [self.ensure(loads) for loads in (one, two) * 5]
+        await until(lambda: "install" in self.workers.steps, "the install begins")
+        gate.callback(None)
+        results = await DeferredList(requests, consumeErrors=True)
+        self.assertEqual({result.type for _, result in results}, {LoadFailed})
+        self.assertEqual(len({str(result.value) for _, result in results}), 1)
+        self.workers.install = InstallReply(True, address="127.0.0.1:20000")
+        await self.ensure(two)
+
+    async def test_an_owner_that_dies_is_replaced(self) -> None:
+        """The owner freezes while it stages: the other loads the model once; the thawed owner does nothing (LOAD-6)."""
+        _, two = await self.begin()
+        two.start()
+        gate = self.workers.gates["stage"] = Deferred()
+        mine = self.ensure(self.frontend("one", beat=1000.0))
+        await until(lambda: "stage" in self.workers.steps, "the staging begins")
+        self.workers.gates.clear()
+        await self.pool_.execute("update model_load_jobs set last_progress = now() - interval '61 s'")
+        await until(self.replicas.all, "the replica is there")
+        gate.callback(None)
+        self.assertEqual((await mine).address, "127.0.0.1:20000")
+        self.assertEqual(self.workers.steps.count("load"), 1)
+        self.assertEqual(await self.jobs(), [])
+
+    async def test_departed_nodes_are_no_route(self) -> None:
+        """With every tunnel gone for longer than the grace a cold request reads "no route" (WALK-16)."""
+        one, _ = await self.begin()
+        await self.pool_.execute(
+            "update node_connections set owner_instance_id = '', disconnected_at = now() - interval '91 s'"
+        )
+        error = await self.assert_raises(Unreached, one.ensure(self.model, wait=None))
+        self.assertIsInstance(error.outcome, NoRoute)
+        self.assertTrue(error.outcome.departed)
+
+    async def test_unload_takes_the_row_with_the_process(self) -> None:
+        """After an unload the row is gone, and the next request loads again (WALK-21)."""
+        one, two = await self.begin()
+        await self.ensure(one)
+        self.assertEqual(len(await two.unload("tiny")), 1)
+        self.assertEqual(await self.replicas.all(), [])
+        await self.ensure(two)
+        self.assertEqual(self.workers.steps.count("load"), 2)
