@@ -141,12 +141,14 @@ class Stored:
         exists: whether there is a file.
         target: set while the file is unfinished.
         sha256: of a finished file, if it is known.
+        stamp: changes when the file's bytes do (its modification time, ns).
     """
 
     size: int = 0
     exists: bool = False
     target: Target | None = None
     sha256: str | None = None
+    stamp: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from typing import Any
 from twisted.internet.defer import Deferred, DeferredLock
 from twisted.logger import Logger
 
+from localai_dist.wire.files import Stored
 from localai_dist.worker import sums
 from localai_dist.worker.offload import Offload
 
@@ -35,6 +36,7 @@ class Entry:
         self.lock = DeferredLock()
         self.size = 0
         self.failure: Exception | None = None
+        self._stamp = 0
         self._offload = offload
         self._hash = sums.RunningHash()
         self._catching_up = False
@@ -55,14 +57,14 @@ class Entry:
         """Whether nobody uses it."""
         return not self.lock.locked and not self._catching_up
 
-    def seen(self, size: int) -> None:
-        """The file has ``size`` bytes: a hash of a file of another size is of no use."""
-        if not self._catching_up and (size != self.size or self._hash.done > size):
-            self._hash, self.size = sums.RunningHash(), size
+    def seen(self, stored: Stored) -> None:
+        """What is on the disk: a hash of bytes that somebody else has changed since is of no use."""
+        if not self._catching_up and (stored.size, stored.stamp) != (self.size, self._stamp):
+            self._hash, self.size, self._stamp = sums.RunningHash(), stored.size, stored.stamp
 
     async def restart(self) -> None:
-        """The file is about to be replaced: forget its hash, and wait until nobody reads it."""
-        self._hash, self.size = sums.RunningHash(), 0
+        """The file is finished or about to be replaced: forget its hash, and wait until nobody reads it."""
+        self._hash, self.size, self._stamp = sums.RunningHash(), 0, 0
         if self._catching_up:
             await self.caught_up()
 
@@ -71,12 +73,13 @@ class Entry:
         inline = not self._catching_up and self._hash.done == self.size
         hash_ = self._hash
 
-        def work() -> None:
-            sums.write_at(descriptor, self.size, block)
+        def work() -> int:
+            stamp = sums.write_at(descriptor, self.size, block)
             if inline:
                 hash_.add(block)
+            return stamp
 
-        await self._offload(work)
+        self._stamp = await self._offload(work)
         self.size += len(block)
         self.catch_up()
 

@@ -38,7 +38,7 @@ def look(path: Path) -> Stored:
         raise IsADirectoryError(f"{path.name} is not a plain file")
     sha256 = _read_sum(path, status.st_mtime_ns)
     target = None if sha256 is not None else read_target(path)
-    return Stored(status.st_size, True, target, sha256)
+    return Stored(status.st_size, True, target, sha256, status.st_mtime_ns)
 
 
 def read_target(path: Path) -> Target | None:
@@ -77,9 +77,14 @@ def finish(path: Path, sha256: str) -> None:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
+        stamp = os.fstat(descriptor).st_mtime_ns
     finally:
         os.close(descriptor)
-    _write(_beside(path, HASH_SUFFIX), f"{sha256}\n")
+    beside = _beside(path, HASH_SUFFIX)
+    _write(beside, f"{sha256}\n")
+    if beside.stat().st_mtime_ns < stamp:
+        # A file from the future (a clock that was wrong): its hash file must not look older for ever.
+        os.utime(beside, ns=(stamp, stamp))
     _beside(path, TARGET_SUFFIX).unlink(missing_ok=True)
 
 
@@ -89,12 +94,13 @@ def wipe(path: Path) -> None:
         victim.unlink(missing_ok=True)
 
 
-def write_at(descriptor: int, offset: int, block: bytes) -> None:
-    """Write all of ``block`` at ``offset``."""
+def write_at(descriptor: int, offset: int, block: bytes) -> int:
+    """Write all of ``block`` at ``offset``; the file's stamp afterwards."""
     view = memoryview(block)
     while view:
         written = os.pwrite(descriptor, view, offset)
         view, offset = view[written:], offset + written
+    return os.fstat(descriptor).st_mtime_ns
 
 
 class RunningHash:

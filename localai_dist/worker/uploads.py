@@ -121,13 +121,13 @@ class Uploads:
     async def _verify(self, entry: Entry) -> None:
         """A whole file whose hash nobody knows: find it."""
         stored = await self._offload(sums.look, entry.path)
-        entry.seen(stored.size)
+        entry.seen(stored)
         found = await entry.sha256()
         if stored.target is not None and stored.target.sha256 != found:
             self._log.warn("{file} is not what it was to become: removed", file=entry.path.name)
             await self._wipe(entry)
             return
-        await self._offload(sums.finish, entry.path, found)
+        await self._finish(entry, found)
 
     def _not_verified(self, failure: Any, entry: Entry) -> None:
         failure.trap(OSError)
@@ -151,7 +151,7 @@ class Uploads:
         # is gone by now must not throw away what another one wrote.
         first = await read_some(body, BLOCK_BYTES, self._clock)
         stored = await self._offload(sums.look, entry.path)
-        entry.seen(stored.size)
+        entry.seen(stored)
         decision = decide_put(stored, request)
         match decision:
             case WriteWhole():
@@ -190,7 +190,7 @@ class Uploads:
         if found != target.sha256:
             await self._wipe(entry)
             return Unusable(f"the file's SHA-256 is {found}, not {target.sha256}: start again from 0")
-        await self._offload(sums.finish, entry.path, found)
+        await self._finish(entry, found)
         return Staged(entry.path)
 
     async def _whole(self, entry: Entry, whole: WriteWhole, first: bytes, body: Body) -> PutAnswer:
@@ -229,6 +229,10 @@ class Uploads:
             finally:
                 await self._offload(os.close, descriptor)
         return received
+
+    async def _finish(self, entry: Entry, sha256: str) -> None:
+        await self._offload(sums.finish, entry.path, sha256)
+        await entry.restart()
 
     async def _wipe(self, entry: Entry) -> None:
         await entry.restart()

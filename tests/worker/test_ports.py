@@ -172,6 +172,7 @@ class BindProbeTests(SynchronousTestCase):
             "s.bind(('127.0.0.1',0))",
             "s.setsockopt(1,2,1);s.setsockopt(1,15,1);s.bind(('127.0.0.1',0));s.listen()",
             "s=socket.socket(10);s.bind(('::',0));s.listen()",
+            "s=socket.socket(10);s.setsockopt(1,2,1);s.setsockopt(1,15,1);s.bind(('::ffff:127.0.0.1',0));s.listen()",
         ):
             self.assertFalse(bind_probe(self.hold(code)), code)
 

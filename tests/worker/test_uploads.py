@@ -237,12 +237,12 @@ class PieceTests(UploadCase):
         writes: list[int] = []
         real = sums.write_at
 
-        def full(descriptor: int, offset: int, block: bytes) -> None:
+        def full(descriptor: int, offset: int, block: bytes) -> int:
             writes.append(offset)
             if len(writes) > 1:
                 real(descriptor, offset, block[:1000])
                 raise OSError(28, "No space left on device")
-            real(descriptor, offset, block)
+            return real(descriptor, offset, block)
 
         patch = self.patch(sums, "write_at", full)
         failure = self.failureResultOf(self.begin_put(whole, 0, whole), OSError)
@@ -292,15 +292,32 @@ class VerifyTests(UploadCase):
             sums.wipe(self.path)
 
     def test_changed_file(self) -> None:
-        """A file that is newer than its hash file is hashed again."""
+        """A file that somebody changed is hashed again, even when it kept its size."""
+        whole = payload(2000)
+        self.put(whole, 0, whole)
+        for content in (b"edited", b"EDITED"):
+            self.path.write_bytes(content)
+            (self.folder / "m" / "file.gguf.sha256").unlink()
+            self.assertEqual(self.head(), Whole(6, self.path, digest(content)))
+
+    def test_stale_hash_file(self) -> None:
+        """A hash file older than its file is not believed."""
         whole = payload(2000)
         self.put(whole, 0, whole)
         self.path.write_bytes(b"edited")
         later = time.time() + 10
         os.utime(self.path, (later, later))
-        self.head()
-        os.utime(self.folder / "m" / "file.gguf.sha256", (later, later))
         self.assertEqual(self.head(), Whole(6, self.path, digest(b"edited")))
+        self.assertTrue((self.folder / "m" / "file.gguf.sha256").stat().st_mtime >= later - 1)
+
+    def test_changed_between_pieces(self) -> None:
+        """A beginning that somebody changed between two pieces is found, even when it kept its size."""
+        whole = payload(2 * MiB)
+        self.put(whole[:MiB], 0, whole)
+        self.path.write_bytes(b"\0" + whole[1:MiB])
+        earlier = time.time() - 10
+        os.utime(self.path, (earlier, earlier))
+        self.assertIsInstance(self.put(whole[MiB:], MiB, whole), Unusable)
 
     def test_piece_while_verifying(self) -> None:
         """Pieces that arrive while the beginning is read again are taken, and the whole is verified (WALK-10)."""
