@@ -187,9 +187,8 @@ class StreamSuite:
         """Bytes written after a close or an abort go nowhere and raise nothing."""
         made, _, far = self.connected()
         made.near.loseConnection()
-        made.near.write(b"late")
         made.settle()
-        made.near.write(b"later")
+        made.near.write(b"late")
         made.near.loseConnection()
         made.near.abortConnection()
         made.settle()
