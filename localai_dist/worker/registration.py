@@ -25,12 +25,15 @@ from localai_dist.worker.errors import NotReached, RegistrationRefused
 from localai_dist.worker.frontends import FrontendAnswer, Frontends
 from localai_dist.worker.identity import Identity, IdentityFile
 from localai_dist.worker.readings import Readings, TakeReadings, no_readings
-from localai_dist.worker.timing import after
+from localai_dist.worker.timing import TooLate, after, bounded
 
 HEARTBEAT_INTERVAL = 10.0
 """Seconds between two beats. Source: design §7, ``LOCALAI_HEARTBEAT_INTERVAL``."""
 LEAVE_POLL = 0.5
 """Seconds between two looks at what still runs here, while leaving."""
+
+GOODBYE_WITHIN = 3.0
+"""Seconds the goodbye itself may take, beyond the wait for what runs: a frozen frontend must not keep us."""
 
 _FATAL = frozenset({400, 401, 403, 422})
 _FORGOTTEN = frozenset({401, 403, 404})
@@ -200,14 +203,18 @@ class Registration(Service):
         self.stopService()
         if self._identity is None:
             return
-        give_up_at = self._reactor.seconds() + patience
+        limit = patience + GOODBYE_WITHIN
         try:
-            await self._post_own("drain")
-            while await self._busy() and self._reactor.seconds() < give_up_at:
-                await after(self._reactor, LEAVE_POLL)
-            await self._post_own("deregister")
-        except NotReached as error:
+            await bounded(self._goodbye(patience), limit, self._reactor, f"no frontend took it within {limit:.0f} s")
+        except (NotReached, TooLate) as error:
             self._log.info("leaving without a goodbye: {error}", error=error)
+
+    async def _goodbye(self, patience: float) -> None:
+        give_up_at = self._reactor.seconds() + patience
+        await self._post_own("drain")
+        while await self._busy() and self._reactor.seconds() < give_up_at:
+            await after(self._reactor, LEAVE_POLL)
+        await self._post_own("deregister")
 
     async def _live(self) -> None:
         failures = 0

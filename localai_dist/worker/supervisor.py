@@ -194,13 +194,11 @@ class Supervisor:
         Returns:
             Which did not, and why; empty if all did or there are none.
         """
-        troubles = []
-        for process in [one for key, one in self._processes.items() if key.model == model]:
-            if address in ("", process.launch.address) and process.state is not State.GONE:
-                trouble = await process.free()
-                if trouble:
-                    troubles.append(f"{process.launch.key} at {process.launch.address}: {trouble}")
-        return "; ".join(troubles)
+        meant = [one for key, one in self._processes.items() if key.model == model]
+        asked = [one for one in meant if address in ("", one.launch.address)]
+        answers = await gatherResults([Deferred.fromCoroutine(one.free()) for one in asked], consumeErrors=True)
+        told = zip(asked, answers, strict=True)
+        return "; ".join(f"{one.launch.key} at {one.launch.address}: {trouble}" for one, trouble in told if trouble)
 
     def running(self) -> list[Launch]:
         """The processes that serve, and those that would not end; neither dead nor starting nor ending ones."""

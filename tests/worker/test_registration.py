@@ -21,7 +21,7 @@ from localai_dist.worker.errors import NotReached, RegistrationRefused
 from localai_dist.worker.frontends import ANSWER_WITHIN, Frontends
 from localai_dist.worker.identity import Identity, IdentityFile
 from localai_dist.worker.readings import Gpu, NodeReadings, Readings
-from localai_dist.worker.registration import Profile, Registration
+from localai_dist.worker.registration import GOODBYE_WITHIN, Profile, Registration
 from tests.worker.support import reactor
 
 A, B = "http://a:8080", "https://b/base"
@@ -377,6 +377,13 @@ class LeaveTests(RegistrationCase):
         """Leaving never fails: a frontend that can't be asked finds out by itself."""
         self.agent.rules = {"api": ConnectionRefusedError()}
         self.successResultOf(self.leave())
+
+    def test_frozen_frontend(self) -> None:
+        """A frontend that takes the goodbye and never answers does not keep the node."""
+        self.agent.rules = {"api": None}
+        leaving = self.leave(2)
+        self.clock.advance(2 + GOODBYE_WITHIN)
+        self.successResultOf(leaving)
 
     def test_never_registered(self) -> None:
         """A node that never was registered has nobody to tell."""
