@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 from twisted.internet.defer import Deferred
@@ -58,9 +59,7 @@ class Pool:
     ) -> None:
         self._reactor = reactor
         self._where = redact(dsn)
-        self._statement_timeout = statement_timeout
-        self._connect_timeout = connect_timeout
-        self._patience = patience
+        self._statement_timeout, self._connect_timeout, self._patience = statement_timeout, connect_timeout, patience
         self._beat = LoopingCall(self._ask_idle)
         self._beat.clock = reactor
         self._beat_every = beat
@@ -69,19 +68,15 @@ class Pool:
         self._waiting: deque[Deferred[Connection]] = deque()
         self._problem: StoreError | None = None
         self._running = False
-
-        names = Names(reactor)
-
-        def fresh() -> Connection:
-            return make(
-                dsn,
-                reactor=reactor,
-                names=names,
-                application_name=application_name,
-                connect_timeout=connect_timeout,
-                statement_timeout=statement_timeout,
-            )
-
+        fresh = partial(
+            make,
+            dsn,
+            reactor=reactor,
+            names=Names(reactor),
+            application_name=application_name,
+            connect_timeout=connect_timeout,
+            statement_timeout=statement_timeout,
+        )
         self._kept = [
             KeptConnection(fresh, opened=self._opened, failed=self._failed, reactor=reactor, chance=chance)
             for _ in range(size)
