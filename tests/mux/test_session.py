@@ -445,3 +445,14 @@ class QuietCornersTests(SessionCase):
     def test_a_reset_says_who_did_it(self) -> None:
         """A stream's reset carries whether the peer did it."""
         self.assertTrue(errors.StreamReset("cut", remote=True).remote)
+
+    def test_frames_for_a_reset_stream_with_unread_bytes(self) -> None:
+        """A reset stream kept for its unread bytes takes no more of them, and a second reset is nothing."""
+        stream = self.open_one()
+        self.server.receive(encode(FrameType.DATA, Flag.NONE, 1, 3) + b"abc", 0.0)
+        self.server.reset(stream)
+        late = encode(FrameType.DATA, Flag.NONE, 1, 2) + b"xx" + encode(FrameType.WINDOW_UPDATE, Flag.RST, 1, 0)
+        self.assertEqual(self.server.receive(late, 0.0), [])
+        self.server.consumed(stream, 3, 0.0)
+        self.server.check()
+        self.assertEqual(self.server.streams, {})
