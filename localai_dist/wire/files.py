@@ -4,8 +4,10 @@ The file protocol as values: ranges, headers, and what a worker does with one ``
 The worker's shell (``worker/uploads.py``) reads the disk into a ``Stored``, asks ``decide_put``, and does what the
 decision says. The uploader uses ``ContentRange`` and the header names.
 
-Source: surface §5.6, internals §4b (its TRAPs avoided: the 409 means *restart from 0*; a finished file is never wiped
-by a resume; the total is recorded, so two uploads with one hash and different sizes can't mix).
+Differs from the original on purpose: the 409 means *restart from 0*; a finished file is never wiped by a resume; the
+total is recorded, so two uploads with one hash and different sizes can't mix.
+
+Source: docs/wire/files.md; surface §5.6, internals §4b.
 """
 
 from __future__ import annotations

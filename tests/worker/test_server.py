@@ -18,6 +18,8 @@ from localai_dist.errors import UserMistake
 from localai_dist.relay.body import BytesBody
 from localai_dist.units import MiB
 from localai_dist.wire import verbs as wire
+from localai_dist.worker import uploads
+from localai_dist.worker.entry import Entry
 from localai_dist.worker.server import Healthz, LoopbackServer
 from localai_dist.worker.service import BackendWorkerConfig, WorkerServer, make_backend_worker
 from tests.worker.support import FakeConnect, reactor, write_backend, write_index
@@ -271,6 +273,27 @@ class FilesTests(ServerCase):
         self.assertEqual((await self.ask("GET", "/v1/files-list/models/none"))[0], 404)
         self.assertEqual((await self.ask("GET", "/v1/files-list/.."))[0], 400)
         self.assertEqual((await self.ask("POST", "/v1/files-list/models"))[0], 405)
+
+    async def test_verification_is_told(self) -> None:
+        """A file that is being hashed says how far that is, not a hash."""
+        self.patch(uploads, "HEAD_PATIENCE", 0.0)
+        hashing: Deferred[None] = Deferred()
+        self.local.parent.mkdir(parents=True)
+        self.local.write_bytes(self.data)
+
+        async def waiting(_entry: Any) -> str:
+            await hashing
+            return self.sha256
+
+        patch = self.patch(Entry, "sha256", waiting)
+        status, headers, _body = await self.ask("HEAD", self.path)
+        self.assertEqual((status, headers["x-verified-bytes"], headers["x-file-size"]), (200, "0", str(len(self.data))))
+        self.assertNotIn("x-content-sha256", headers)
+        patch.restore()
+        self.patch(uploads, "HEAD_PATIENCE", 10.0)
+        hashing.callback(None)
+        _status, headers, _body = await self.ask("HEAD", self.path)
+        self.assertEqual(headers["x-content-sha256"], self.sha256)
 
     async def test_temp(self) -> None:
         """A temporary file has a path of its own each time."""
