@@ -22,7 +22,14 @@ BUILD = ROOT / "build" / "tests"
 BIN = Path(sys.executable).parent
 
 #: Third-party code warns about itself at import; its warnings are not ours to fail on.
-WARNINGS = ["-W", "error", "-W", "ignore::DeprecationWarning:txpostgres", "-W", "ignore::DeprecationWarning:autobahn"]
+WARNINGS = ["-W", "error"]
+for _known in (
+    "ignore::DeprecationWarning:txpostgres",
+    "ignore::DeprecationWarning:autobahn",
+    "ignore::DeprecationWarning:twisted.web.static",
+    "ignore:Using readBody with a transport",
+):
+    WARNINGS += ["-W", _known]
 
 
 @dataclass(frozen=True)
