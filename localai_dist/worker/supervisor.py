@@ -10,7 +10,7 @@ Source: surface §5.4, internals §10.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from twisted.internet.defer import Deferred, DeferredLock, gatherResults
@@ -18,7 +18,7 @@ from twisted.logger import Logger
 
 from localai_dist.errors import InvalidName
 from localai_dist.ids import ProcessKey, parse_process_key
-from localai_dist.worker.errors import StartFailed, StillRunning, WorkerError
+from localai_dist.worker.errors import InstallFailed, StartFailed, StillRunning, WorkerError
 from localai_dist.worker.install import Installed, Installer, Wanted
 from localai_dist.worker.lifecycle import State
 from localai_dist.worker.offload import Offload
@@ -140,32 +140,24 @@ class Supervisor:
         """
         End every process of a backend and install it again; nothing is started.
 
-        Raises:
-            InstallFailed: it could not be installed; the processes are gone all the same.
+        What was ended is told also when the install then fails: those processes are gone all the same.
         """
 
-        async def replace() -> Stopped:
+        async def upgrade() -> Stopped:
             stopped = await self._end_all(self._of_backend(wanted.backend), force=True)
-            if not stopped.error:
-                phase("downloading")
-                await self._offload(self._installer.install, wanted)
-            return stopped
+            if stopped.error:
+                return stopped
+            phase("downloading")
+            return await self._then(stopped, self._installer.install, wanted)
 
-        return await self._backend_lock(wanted.backend).run(lambda: Deferred.fromCoroutine(replace()))
+        return await self._backend_lock(wanted.backend).run(lambda: Deferred.fromCoroutine(upgrade()))
 
     async def delete(self, backend: str) -> Stopped:
-        """
-        End every process of a backend, then remove its files; a survivor keeps the files.
-
-        Raises:
-            InstallFailed: the files could not be removed.
-        """
+        """End every process of a backend, then remove its files; a survivor keeps the files."""
 
         async def delete() -> Stopped:
             stopped = await self._end_all(self._of_backend(backend), force=True)
-            if not stopped.error:
-                await self._offload(self._installer.remove, backend)
-            return stopped
+            return stopped if stopped.error else await self._then(stopped, self._installer.remove, backend)
 
         return await self._backend_lock(backend).run(lambda: Deferred.fromCoroutine(delete()))
 
@@ -272,6 +264,14 @@ class Supervisor:
         if self._processes.get(key) is process:
             del self._processes[key]
         self._ports.release(process.launch.port, key, now=self._reactor.seconds())
+
+    async def _then(self, stopped: Stopped, work: Callable[..., Any], *arguments: Any) -> Stopped:
+        """``stopped``, with the reason if ``work`` on the files failed."""
+        try:
+            await self._offload(work, *arguments)
+        except InstallFailed as error:
+            return replace(stopped, error=str(error))
+        return stopped
 
     async def _end_all(self, processes: list[BackendProcess], *, force: bool) -> Stopped:
         async def one(process: BackendProcess) -> tuple[ProcessKey, str]:
