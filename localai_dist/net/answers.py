@@ -66,5 +66,6 @@ def json_error(
 
 
 def _header(request: Any, name: str) -> str | None:
-    values = request.requestHeaders.getRawHeaders(name)
-    return values[0] if values else None
+    """The first such header as text; asked for as bytes, because Twisted raises on bytes that are no UTF-8."""
+    values = request.requestHeaders.getRawHeaders(name.encode("ascii"))
+    return values[0].decode("utf-8", "replace") if values else None
