@@ -117,6 +117,26 @@ class LoadsTests(DatabaseTestCase):
         self.assertEqual(self.workers.steps.count("load"), 1)
         self.assertEqual(await self.jobs(), [])
 
+    async def test_no_second_copy_inside_the_grace(self) -> None:
+        """
+        A warm model whose node fell silent, or whose tunnel is lost, is not loaded a second time while the grace lasts,
+        whatever the node's status says; once it departed, the other node gets it.
+        """
+        one, two = await self.begin()
+        home = (await self.ensure(one)).node_id
+        lost = "update node_connections set owner_instance_id = '', disconnected_at = now() - interval '{} s'"
+        for status in ("healthy", "unhealthy", "offline"):
+            await self.pool_.execute(
+                "update backend_nodes set status = %(status)s where id = %(id)s", {"status": status, "id": home}
+            )
+            self.assertEqual((await self.ensure(two)).node_id, home)
+        await self.pool_.execute(lost.format(60) + " where node_id = %(id)s", {"id": home})
+        self.assertEqual((await self.ensure(two)).node_id, home)
+        self.assertEqual(self.workers.steps.count("load"), 1)
+        await self.pool_.execute(lost.format(91) + " where node_id = %(id)s", {"id": home})
+        self.assertNotEqual((await self.ensure(two)).node_id, home)
+        self.assertEqual(self.workers.steps.count("load"), 2)
+
     async def test_departed_nodes_are_no_route(self) -> None:
         """With every tunnel gone for longer than the grace a cold request reads "no route" (WALK-16)."""
         one, _ = await self.begin()

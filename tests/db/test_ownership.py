@@ -8,8 +8,11 @@ from twisted.internet.task import Clock
 from localai_dist.ids import Epoch, InstanceId, NodeId
 from localai_dist.registry.instances import Instances
 from localai_dist.registry.membership import Membership
+from localai_dist.registry.nodes import Nodes
 from localai_dist.registry.ownership import Ownership
 from localai_dist.registry.presence import PresenceState
+from localai_dist.registry.records import Registration
+from localai_dist.registry.replicas import Replicas
 from localai_dist.store.errors import FencedOut, StoreUnavailable
 from localai_dist.store.pool import Pool
 from tests.db.case import DatabaseTestCase
@@ -175,6 +178,23 @@ class InstanceTests(OwnershipCase):
         self.assertIsNone(await self.instances.peer_token_hash(F2))
         await self.instances.register(F1, "10.0.0.1:1", "1.1", "other")
         self.assertEqual([(i.address, i.version) for i in await self.instances.all()], [("10.0.0.1:1", "1.1")])
+
+    async def test_a_departure_is_kept_as_long_as_its_replica_rows(self) -> None:
+        """
+        An old departure of a node that has replica rows is not purged: without it the rows could never be reaped. Once
+        they are gone, it goes.
+        """
+        await self.begin(F1)
+        nodes = Nodes(self.pool_)
+        known = (await nodes.register(Registration("kept"), auto_approve=True, presented_token=None)).node.id
+        await Replicas(self.pool_).put(known, "m", 0, "127.0.0.1:20000", "", "llama-cpp", "loaded", "r1")
+        await self.ownership.release(known, F1, await self.ownership.claim(known, F1))
+        await self.age_loss(known, 10 * RETENTION)
+        self.assertEqual((await self.instances.beat(F1, retention=RETENTION)).purged, 0)
+        self.assertEqual(await self.state(known), PresenceState.DEPARTED)
+        self.assertTrue(await Replicas(self.pool_).remove(known, "m", 0))
+        self.assertEqual((await self.instances.beat(F1, retention=RETENTION)).purged, 1)
+        self.assertEqual(await self.state(known), PresenceState.NEVER_DIALLED)
 
     async def test_a_heartbeat_revives_nobody(self) -> None:
         """A heartbeat keeps a frontend live; it does not bring back a row that was swept."""

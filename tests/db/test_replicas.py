@@ -51,8 +51,8 @@ class ReplicaTests(DatabaseTestCase):
         self.assertIsNone(await self.replicas.get(node, "m", 1))
         self.assertEqual(await self.replicas.of_model("m"), [replica])
 
-    async def test_only_loaded_replicas_on_working_nodes_are_offered(self) -> None:
-        """A request is offered loaded replicas of the wanted revision on healthy nodes, the least busy first."""
+    async def test_only_loaded_replicas_are_offered(self) -> None:
+        """A request is offered loaded replicas of the wanted revision, the least busy first."""
         one, two, three = await self.begin("one", "two", "three")
         await self.put(one)
         await self.put(two)
@@ -61,8 +61,25 @@ class ReplicaTests(DatabaseTestCase):
         await self.replicas.begin(one, "m", 0)
         self.assertEqual([r.node_id for r in await self.replicas.loaded("m", "r1")], [two, one])
         self.assertEqual(len(await self.replicas.loaded("m")), 3)
-        await self.pool_.execute("update backend_nodes set status = 'offline' where id = %(id)s", {"id": two})
-        self.assertEqual([r.node_id for r in await self.replicas.loaded("m", "r1")], [one])
+
+    async def test_health_does_not_hide_a_warm_replica(self) -> None:
+        """
+        A node that is unhealthy or was silent keeps its warm copy on offer, so that no second one is loaded inside the
+        grace; a draining node, one that left and one that is not approved offer none.
+        """
+        (node,) = await self.begin()
+        await self.put(node)
+        shown = {
+            "status = 'healthy'": 1,
+            "status = 'unhealthy'": 1,
+            "status = 'offline'": 1,
+            "status = 'draining'": 0,
+            "status = 'offline', left_at = now()": 0,
+            "status = 'pending', approved_at = null, left_at = null": 0,
+        }
+        for change, count in shown.items():
+            await self.pool_.execute(f"update backend_nodes set {change} where id = %(id)s", {"id": node})
+            self.assertEqual(len(await self.replicas.loaded("m", "r1")), count, change)
 
     async def test_in_flight_counts(self) -> None:
         """Requests are counted up and down, never below zero, and only on the process they were counted on."""

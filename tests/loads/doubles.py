@@ -117,7 +117,9 @@ class Database:
             for row in await self.of_model(model)
             if row.state == "loaded"
             and revision in (None, row.config_revision)
-            and self.nodes[row.node_id].status == "healthy"
+            and self.nodes[row.node_id].approved
+            and self.nodes[row.node_id].left_at is None
+            and self.nodes[row.node_id].status != "draining"
         ]
 
     async def remove(self, node: NodeId, model: str, replica_index: int, expected_address: str | None = None) -> bool:

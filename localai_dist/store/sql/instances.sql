@@ -16,7 +16,8 @@ update instances set last_seen = now() where id = %(id)s;
 -- name: beat
 -- Everything one frontend does every few seconds, in one statement: its own heartbeat; dead frontends swept; tunnels of
 -- frontends that are gone marked as lost (only the very claim that was seen, so a fresh one is never stamped out); old
--- departures purged. Locks are only tried for, so two frontends never wait for each other.
+-- departures purged, unless the node still has replica rows: those may only go on the fact that it departed, so the fact
+-- stays as long as they do. Locks are only tried for, so two frontends never wait for each other.
 -- acts: not_live
 with own as (
     update instances set last_seen = now() where id = %(id)s returning id
@@ -36,8 +37,9 @@ with own as (
     update node_connections c set owner_instance_id = '', disconnected_at = now()
     from orphans o where c.node_id = o.node_id and c.epoch = o.epoch returning c.node_id
 ), old as (
-    select node_id, epoch from node_connections
-    where owner_instance_id = '' and disconnected_at < now() - make_interval(secs => %(retention)s)
+    select c.node_id, c.epoch from node_connections c
+    where c.owner_instance_id = '' and c.disconnected_at < now() - make_interval(secs => %(retention)s)
+      and not exists (select from node_models m where m.node_id = c.node_id)
     for update skip locked
 ), purged as (
     delete from node_connections c using old where c.node_id = old.node_id and c.epoch = old.epoch

@@ -1,10 +1,13 @@
 -- Loaded copies of models on nodes.
 
 -- name: loaded
--- Replicas of a model that may take a request: loaded, on a node that takes work. Least busy first, then the one unused
+-- Replicas of a model that may take a request: loaded, on an approved node that neither drains nor left on purpose. Its
+-- health is not asked: a copy on a node that was silent, or whose tunnel is lost, is still the copy to wait for until its
+-- way says that it departed; a second one would be loaded inside the grace. Least busy first, then the one unused
 -- longest, then the node with most free VRAM.
 select m.* from node_models m join backend_nodes n on n.id = m.node_id
-where m.model_name = %(model)s and m.state = 'loaded' and n.status = 'healthy' and n.approved_at is not null
+where m.model_name = %(model)s and m.state = 'loaded'
+  and n.approved_at is not null and n.left_at is null and n.status <> 'draining'
   and (%(revision)s::varchar is null or m.config_revision = %(revision)s)
 order by m.in_flight, m.last_used, n.available_vram desc, m.node_id, m.replica_index;
 
