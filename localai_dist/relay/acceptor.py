@@ -25,7 +25,7 @@ from localai_dist.net.session import MuxSession, SessionConfig, SessionEnd
 from localai_dist.net.stream import MuxStream
 from localai_dist.store.errors import StoreError
 from localai_dist.tunnel import door
-from localai_dist.tunnel.acceptor import Refusal
+from localai_dist.tunnel.acceptor import Refusal, other_release
 from localai_dist.wire.credentials import PEER_TOKEN, matches, same_secret
 
 
@@ -118,6 +118,7 @@ class PeerResource(Resource):
     def _answer(self, refusal: Refusal | None, request: Any, peer: str, gone: list[object]) -> None:
         if gone:
             return
+        refusal = refusal or other_release(request)
         if refusal is not None:
             self._refuse(request, refusal, peer)
             return

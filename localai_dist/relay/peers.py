@@ -27,6 +27,7 @@ from localai_dist.net.session import MuxSession, SessionConfig, SessionEnd
 from localai_dist.net.stream import MuxStream
 from localai_dist.reach import PeerUnreachable, Unreached
 from localai_dist.wire.credentials import AUTHORIZATION, PEER_TOKEN, VERSION, authorization
+from localai_dist.wire.releases import UPGRADE_ORDER
 
 PEER_PATH: Final = "/api/cluster/peer"
 DIAL_TIMEOUT: Final = 10.0
@@ -209,4 +210,8 @@ class PeerPool:
 def _unreachable(peer: InstanceId, address: str, error: Exception) -> Unreached:
     """Condition 3, with the refusal of our identity told apart from all the rest."""
     rejected = isinstance(error, DialRefused) and error.status in (401, 403)
-    return Unreached(PeerUnreachable(f"{peer} at {address}", str(error), rejected))
+    text = str(error)
+    if isinstance(error, DialRefused) and error.status == 426:
+        there = error.headers.get(VERSION.lower(), "another one")
+        text = f"it runs release {there}, this frontend {__version__}; they don't fit: {UPGRADE_ORDER}"
+    return Unreached(PeerUnreachable(f"{peer} at {address}", text, rejected))

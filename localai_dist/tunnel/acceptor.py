@@ -61,6 +61,12 @@ PENDING: Final = Refusal(403, "node_pending", "the node waits for approval: loca
 FOREIGN_ORIGIN: Final = Refusal(403, "foreign_origin", "a page of another site may not open a tunnel")
 
 
+def other_release(request: Any) -> Refusal | None:
+    """The refusal of a release that does not fit, or None."""
+    trouble = door.other_release(request)
+    return None if trouble is None else Refusal(426, "incompatible_release", trouble)
+
+
 class ConnectResource(Resource):
     """
     Admits workers, claims their ownership and holds their tunnels.
@@ -126,6 +132,8 @@ class ConnectResource(Resource):
     def _answer(self, refusal: Refusal | None, request: Any, node: str, gone: list[object]) -> None:
         if gone:
             return
+        if refusal is None:
+            refusal = other_release(request)
         if refusal is None and not door.same_origin(request):
             refusal = FOREIGN_ORIGIN
         if refusal is None and not self._accepting():  # the frontend began to drain during the lookup

@@ -26,6 +26,7 @@ from localai_dist.net.stream import MuxStream
 from localai_dist.tunnel.link import Core, NoCredential, make_link
 from localai_dist.tunnel.urls import Rotation, connect_url
 from localai_dist.wire.credentials import AUTHORIZATION, VERSION, authorization
+from localai_dist.wire.releases import UPGRADE_ORDER
 
 DIAL_TIMEOUT: Final = 10.0
 """Seconds for TCP, TLS and the WebSocket handshake together. Source: wire contract §1."""
@@ -36,7 +37,7 @@ REFUSALS: Final[dict[int, str]] = {
     401: "the frontend {url} does not know this node or its token; the worker registers anew",
     403: "the frontend {url} has this node waiting for approval: run 'localai-dist nodes approve NAME' there",
     404: "nothing at {url} opens tunnels: is it a localai-dist frontend, and is its base path right?",
-    426: "the frontend {url} runs an incompatible release: upgrade all frontends, then the workers",
+    426: "the frontend {url} runs release {release}, this worker {ours}; they don't fit: {order}",
     503: "the frontend {url} takes no tunnels now (starting or draining)",
 }
 """Status of a refused dial -> what the log says; each is retried all the same."""
@@ -157,7 +158,10 @@ class TunnelClient(Service):
     def _report(self, url: str, error: NetError) -> None:
         status = error.status if isinstance(error, DialRefused) else None
         text = REFUSALS.get(status, "could not open the tunnel at {url}: {error}") if status else "{url}: {error}"
-        self.log.warn(text, url=url, error=str(error), status=status)
+        release = error.headers.get(VERSION.lower(), "another one") if isinstance(error, DialRefused) else ""
+        self.log.warn(
+            text, url=url, error=str(error), status=status, release=release, ours=__version__, order=UPGRADE_ORDER
+        )
         if status == 401 and self._on_unauthorised is not None:
             self._on_unauthorised()
 

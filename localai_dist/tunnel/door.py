@@ -16,6 +16,7 @@ from localai_dist.net.answers import json_error
 from localai_dist.net.session import MuxSession, SessionConfig
 from localai_dist.net.stream import MuxStream
 from localai_dist.wire.credentials import AUTHORIZATION, VERSION, bearer
+from localai_dist.wire.releases import compatible, mismatch
 
 TYPES = {400: "invalid_request_error", 401: "invalid_request_error", 403: "permission_error"}
 """Status -> the envelope's type; any other is a server's. Source: design §8."""
@@ -44,11 +45,19 @@ def same_origin(request: IRequest) -> bool:
     return not origin or urlsplit(origin).netloc.lower() == (header(request, "Host") or "").lower()
 
 
+def other_release(request: IRequest) -> str | None:
+    """Why the release of who dials does not fit this one, or None; a stock worker names none and passes."""
+    theirs = header(request, VERSION)
+    return None if compatible(__version__, theirs) else mismatch(__version__, theirs or "")
+
+
 def refuse(request: Any, status: int, code: str, text: str, *, retry_after: int | None = None) -> int:
     """Answer with the JSON error envelope, and with this build's version; the request is finished."""
     request.setHeader(VERSION.encode("ascii"), __version__.encode("ascii"))
     if status == 401:
         request.setHeader(b"WWW-Authenticate", b'Bearer realm="localai-dist"')
+    if status == 426:
+        request.setHeader(b"Upgrade", b"websocket")  # RFC 9110: a 426 names what it would speak
     body = json_error(request, status, code, text, TYPES.get(status, "server_error"), retry_after=retry_after)
     request.write(body)
     request.finish()

@@ -5,6 +5,7 @@ Read in this order:
 
 - ``preamble``     the first bytes of a stream: what it is for, over the tunnel and over a peer link
 - ``credentials``  header names, bearer parsing, digests and constant-time comparison
+- ``releases``     which releases may speak with each other
 - ``verbs``        control verbs of a worker: requests and answers <-> JSON
 - ``keys``         staging keys: build, parse, refuse
 - ``files``        resume offsets and headers of the file protocol

@@ -125,6 +125,7 @@ class PeerResourceTests(PeerCase):
         await self.assert_refused(401, "?id=nobody", **BOTH)
         await self.assert_refused(401, "?id=empty", **BOTH)
         await self.assert_refused(401, "?id=a%20b", **BOTH)
+        await self.assert_refused(426, "?id=here", X_LocalAI_Dist_Version="7.0.0", **BOTH)
         self.instances.down = True
         await self.assert_refused(500, "?id=here", **BOTH)
 

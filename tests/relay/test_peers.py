@@ -6,7 +6,7 @@ from twisted.internet.defer import CancelledError, Deferred
 
 from localai_dist import __version__
 from localai_dist.mux.classes import TrafficClass
-from localai_dist.net.errors import DialFailed
+from localai_dist.net.errors import DialFailed, DialRefused
 from localai_dist.net.stream import MuxStream
 from localai_dist.reach import PeerUnreachable, Unreached
 from localai_dist.relay.peers import PoolClosed
@@ -81,6 +81,15 @@ class PeerPoolTests(MeshCase):
         self.dial_hang = self.dial_error = None
         self.successResultOf(self.open())
         self.assertEqual(len(self.dials), 2)
+
+    def test_a_peer_of_another_release_is_named(self) -> None:
+        """A peer that refuses this release is unreachable, with both releases and the upgrade order (CLUS-28)."""
+        self.dial_error = DialRefused(426, {"x-localai-dist-version": "9.9.9"}, "HTTP 426")
+        outcome = self.failureResultOf(self.open(), Unreached).value.outcome
+        assert isinstance(outcome, PeerUnreachable)
+        self.assertFalse(outcome.rejected)
+        for words in ("9.9.9", __version__, "upgrade all frontends first, then the workers"):
+            self.assertIn(words, outcome.text)
 
     def test_a_link_that_opens_no_stream_is_dialled_once_more(self) -> None:
         """A stale link costs one new dial, not the request."""

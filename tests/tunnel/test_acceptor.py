@@ -119,8 +119,26 @@ class ConnectResourceTests(DoorCase):
             await self.assert_refused(status, Authorization="Bearer t", Origin="http://evil.example")
         self.assertEqual(set(self.nodes.asked), {("n-1", "t")})
         self.nodes.check = Check.OK
+        other = {"Authorization": "Bearer t", "Origin": "http://evil.example", "X_LocalAI_Dist_Version": "7.0.0"}
+        await self.assert_refused(426, **other)
         await self.assert_refused(403, Authorization="Bearer t", Origin="http://evil.example")
         self.assertEqual((self.held.sessions(), self.rows.rows), ({}, {}))
+
+    async def test_another_release_is_told_both_and_the_order(self) -> None:
+        """An incompatible worker gets 426 that names both releases and what to upgrade first; it may dial again and
+        nothing was claimed. A worker that names no release, and one of this very line, are admitted (CLUS-28)."""
+        headers = {"Authorization": ["Bearer t"], "X-LocalAI-Dist-Version": ["7.0.0"]}
+        url = f"{self.base}/api/cluster/connect?id=n-1".encode()
+        response: Any = await Agent(reactor).request(b"GET", url, Headers(headers))
+        answer = json.loads(await readBody(response))["error"]
+        self.assertEqual((response.code, answer["code"]), (426, "incompatible_release"))
+        for words in (__version__, "7.0.0", "upgrade all frontends first, then the workers"):
+            self.assertIn(words, answer["message"])
+        self.assertEqual((self.held.sessions(), self.rows.rows), ({}, {}))
+        await self.dial("?id=n-1", Authorization="Bearer t", X_LocalAI_Dist_Version=__version__)
+        await self.dial("?id=stock", Authorization="Bearer t")
+        await until(lambda: len(self.held.sessions()) == 2, "both are held")
+        await self.clean()
 
     async def test_refusal_is_the_json_envelope(self) -> None:
         """A person with curl reads why (WALK-17)."""

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, cast
 from automat import NoTransition
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
-from twisted.logger import ILogObserver, globalLogPublisher
+from twisted.logger import ILogObserver, formatEvent, globalLogPublisher
 from twisted.trial.unittest import SynchronousTestCase
 
 from localai_dist import __version__
@@ -21,6 +21,7 @@ from localai_dist.tunnel.urls import Rotation
 from tests.tunnel.doubles import ASession
 
 A, B, C = "http://a", "http://b", "http://c"
+LATER = {"x-localai-dist-version": "9.9.9"}
 
 
 class Frontends:
@@ -89,7 +90,7 @@ class DialerCase(SynchronousTestCase):
 
     def refuse(self, status: int | None = None) -> None:
         """The frontend that was dialled last refuses (with a status), or is not there."""
-        error = DialFailed("refused") if status is None else DialRefused(status, {}, f"HTTP {status}")
+        error = DialFailed("refused") if status is None else DialRefused(status, LATER, f"HTTP {status}")
         self.frontends.dials[-1][2].errback(error)
 
 
@@ -165,6 +166,20 @@ class TunnelClientTests(DialerCase):
             self.clock.advance(30)
         self.assertEqual(len(said), 7)
         self.assertEqual(self.unauthorised, 1)
+
+    def test_another_release_is_named_and_dialled_again(self) -> None:
+        """A worker refused for its release says both releases and the upgrade order, and keeps trying (CLUS-28)."""
+        dials = len(self.frontends.dials)
+        del self.logged[:]
+        self.refuse(426)
+        warning = next(event for event in self.logged if event["log_level"].name == "warn")
+        said = formatEvent(warning)
+        self.assertIn(__version__, said)
+        self.assertIn("9.9.9", said)
+        self.assertIn("upgrade all frontends first, then the workers", said)
+        self.clock.advance(30)
+        self.assertGreater(len(self.frontends.dials), dials)
+        self.assertEqual(self.unauthorised, 0)
 
     def test_401_lets_the_worker_register_anew(self) -> None:
         """A 401 tells the worker, and only a 401."""
