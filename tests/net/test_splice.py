@@ -36,6 +36,18 @@ class FixedEndpoint:
 
 
 class EndingsTests(SynchronousTestCase):
+    def test_session_death_is_judged_first(self) -> None:
+        """A session death that is an end of data as well is a failure all the same (MUX-16)."""
+
+        class DeadAtEof(SessionDead, ConnectionDone):
+            pass
+
+        class CutAtEof(StreamReset, ConnectionDone):
+            pass
+
+        self.assertFalse(is_clean(Failure(DeadAtEof("dead"))))
+        self.assertFalse(is_clean(Failure(CutAtEof("cut", remote=True))))
+
     def test_which_endings_are_clean(self) -> None:
         """The mux's own endings are judged before the generic ones they wrap (MUX-16)."""
         around_eof = SessionLost("lost")
