@@ -17,7 +17,7 @@ class NeverCame(LocalAIDistError):
 
 def until(what: str, fact: Callable[[], T | None], bound: float, *, every: float = 0.05) -> T:
     """
-    The first value of ``fact`` that is neither None nor False.
+    The first value of ``fact`` that counts as true; an empty list or text is no fact yet.
 
     Args:
         what: the fact in words, for the failure.
@@ -31,7 +31,7 @@ def until(what: str, fact: Callable[[], T | None], bound: float, *, every: float
     ends, pause = time.monotonic() + bound, every
     while True:
         value = fact()
-        if value is not None and value is not False:
+        if value:
             return value
         if time.monotonic() >= ends:
             raise NeverCame(f"{what} did not come within {bound:g} s")

@@ -82,6 +82,15 @@ def test_waiting_names_what_did_not_come(child: Child) -> None:
         child.wait_ended(0.1)
 
 
+def test_nothing_yet_is_no_fact() -> None:
+    """A wait for rows or lines goes on while there are none."""
+    answers = iter([[], [], ["row"], ["more"]])
+    assert until("a row", lambda: next(answers), 5) == ["row"]
+    for nothing in ([], "", 0, {}):
+        with pytest.raises(NeverCame):
+            until("nothing", lambda: nothing, 0.01)  # noqa: B023
+
+
 def test_what_cannot_be_started_is_named(tmp_path: Path) -> None:
     """A program that is not there ends at once, and its log says why."""
     made = Child("odd", ["/no/such/program"], child_environment({}), tmp_path, tmp_path / "odd.log")
