@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import xllamacpp
 
-from localai_dist.backends.llama_cpp.requests import EngineSettings
+from localai_dist.backends.llama_cpp.asked import EngineSettings
 
 _ERROR_LINE = re.compile(r"^[\d.]+ E (.*)")
 _REASONS = 3

@@ -16,7 +16,7 @@ import grpc.aio
 from localai_dist.backends.llama_cpp.engine import Engine, EngineError
 from localai_dist.backends.llama_cpp.flow import Flow
 from localai_dist.backends.llama_cpp.replies import joined, reply_of
-from localai_dist.backends.llama_cpp.requests import (
+from localai_dist.backends.llama_cpp.asked import (
     BadRequest,
     EngineSettings,
     embedding_input,
