@@ -64,9 +64,14 @@ class Instances:
         self._live_window = live_window
 
     async def register(self, id: InstanceId, address: str | None, version: str, peer_token_hash: str) -> None:
-        """Publish a frontend: its address and its secret's hash in one statement."""
-        values = {"id": id, "address": address or "", "version": version[:64], "peer_token_hash": peer_token_hash}
-        await self._pool.execute(SQL["register"], values)
+        """Publish a running frontend (again): its address and its secret's hash in one statement."""
+        await self._pool.execute(SQL["register"], _published(id, address, version, peer_token_hash))
+
+    @acts_on("not_live", "instances.arrive")
+    async def arrive(self, id: InstanceId, address: str | None, version: str, peer_token_hash: str) -> list[NodeId]:
+        """As ``register``, for a process that has just started; the nodes whose tunnel its former process held."""
+        rows = await self._pool.fetch(SQL["arrive"], _published(id, address, version, peer_token_hash))
+        return [NodeId(row["node_id"]) for row in rows]
 
     async def heartbeat(self, id: InstanceId) -> bool:
         """Say that it runs; False when its row is gone."""
@@ -105,6 +110,10 @@ class Instances:
         """Every frontend that has a row."""
         rows = await self._pool.fetch(SQL["all"], {"window": self._live_window})
         return [_instance(row, row["is_live"]) for row in rows]
+
+
+def _published(id: InstanceId, address: str | None, version: str, peer_token_hash: str) -> dict[str, str]:
+    return {"id": id, "address": address or "", "version": version[:64], "peer_token_hash": peer_token_hash}
 
 
 def _instance(row: Mapping[str, Any], live: bool) -> Instance:

@@ -70,12 +70,14 @@ class Membership(Service):
 
     async def join(self) -> None:
         """
-        Publish this frontend.
+        Publish this frontend, which has just started: it holds no tunnel yet, whatever the rows say.
 
         Raises:
             StoreUnavailable: the database can't answer; the frontend must not serve.
         """
-        await self._instances.register(self._id, self._address, self._version, self._peer_token_hash)
+        lost = await self._instances.arrive(self._id, self._address, self._version, self._peer_token_hash)
+        if lost:
+            self._log.info("a former process of this frontend held the tunnels of {lost}", lost=lost)
         self._joined = True
 
     def startService(self) -> None:
@@ -117,7 +119,7 @@ class Membership(Service):
             if not beat.alive and self.running:
                 self._reclaim_owed = True
                 self._log.warn("this frontend was taken for dead; registering again")
-                await self.join()
+                await self._instances.register(self._id, self._address, self._version, self._peer_token_hash)
             if self._reclaim_owed:
                 await self._reclaim()
                 self._reclaim_owed = False

@@ -179,6 +179,24 @@ class InstanceTests(OwnershipCase):
         await self.instances.register(F1, "10.0.0.1:1", "1.1", "other")
         self.assertEqual([(i.address, i.version) for i in await self.instances.all()], [("10.0.0.1:1", "1.1")])
 
+    async def test_a_new_process_holds_nothing_of_its_former_one(self) -> None:
+        """
+        A frontend restarted with the same id loses the tunnels of its former process at once; a running one that only
+        registers again loses none, and nobody else's rows are touched.
+        """
+        await self.begin(F1, F2)
+        await self.ownership.claim(N1, F1)
+        await self.ownership.claim(N2, F2)
+        await self.instances.register(F1, "10.0.0.1:1", "1", "hash")
+        self.assertEqual(await self.state(N1), PresenceState.CONNECTED)
+        self.assertEqual(await self.instances.arrive(F1, "10.0.0.1:1", "1", "another"), [N1])
+        states = await self.ownership.presence_many([N1, N2, N3], GRACE)
+        self.assertEqual([states[n].state.value for n in (N1, N2, N3)], ["reconnecting", "connected", "never_dialled"])
+        self.assertEqual(await self.instances.peer_token_hash(F1), "another")
+        self.assertEqual(await self.instances.arrive(F1, "10.0.0.1:1", "1", "another"), [])
+        self.assertEqual(await self.instances.arrive(F3, None, "1", "new"), [])
+        self.assertIsNotNone(await self.instances.live(F3))
+
     async def test_a_departure_is_kept_as_long_as_its_replica_rows(self) -> None:
         """
         An old departure of a node that has replica rows is not purged: without it the rows could never be reaped. Once

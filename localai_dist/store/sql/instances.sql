@@ -2,11 +2,29 @@
 
 -- name: register
 -- Publish a frontend: address and secret's hash in one statement.
+-- acts: none
 insert into instances (id, advertised_addr, version, peer_token_hash, last_seen)
 values (%(id)s, %(address)s, %(version)s, %(peer_token_hash)s, now())
 on conflict (id) do update set
     advertised_addr = excluded.advertised_addr, version = excluded.version,
     peer_token_hash = excluded.peer_token_hash, last_seen = now();
+
+-- name: arrive
+-- The same for a process that has just started: whatever the rows say this id holds, its former process held. Those
+-- tunnels are lost from now on, or a worker that was away at the same time would read connected for ever.
+-- acts: not_live
+with former as (
+    update node_connections set owner_instance_id = '', disconnected_at = now()
+    where owner_instance_id = %(id)s returning node_id
+), published as (
+    insert into instances (id, advertised_addr, version, peer_token_hash, last_seen)
+    values (%(id)s, %(address)s, %(version)s, %(peer_token_hash)s, now())
+    on conflict (id) do update set
+        advertised_addr = excluded.advertised_addr, version = excluded.version,
+        peer_token_hash = excluded.peer_token_hash, last_seen = now()
+    returning id
+)
+select former.node_id from published left join former on true where former.node_id is not null;
 
 -- name: heartbeat
 -- Still here; changes nothing when the row was swept.
