@@ -11,17 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from twisted.application.service import IService
-from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
 from localai_dist.net.websocket import require_masker
-from localai_dist.roles.frontend import session_config
-from localai_dist.roles.node_service import Ending, NodeService, boot_id, chance
+from localai_dist.roles.membership import boot_id, make_member
+from localai_dist.roles.node_service import NodeService
 from localai_dist.settings.agent import AgentSettings
-from localai_dist.tunnel.dialer import TunnelClient
-from localai_dist.worker.frontends import Frontends
-from localai_dist.worker.identity import IdentityFile
 from localai_dist.worker.registration import Profile, Registration
 from localai_dist.worker.service import WorkerServer
 
@@ -35,62 +31,43 @@ def make(settings: AgentSettings, reactor: Any) -> IService:
     The agent worker as a service for twistd.
 
     Raises:
-        UserMistake: the native masker is missing.
+        UserMistake: the native masker is missing, or the identity can't be read.
     """
     require_masker()
-    data = Path(settings.data_path)
-    ending = Ending(reactor, settings.program)
-    registration = Registration(
-        reactor=reactor,
-        frontends=Frontends(reactor=reactor, urls=settings.register_to, registration_token=settings.registration_token),
-        registration_token=settings.registration_token,
+    member = make_member(
+        settings,
+        reactor,
         profile=Profile(name=settings.node_name, node_type="agent", boot_id=boot_id()),
-        identity_file=IdentityFile(data),
-        interval=settings.heartbeat_interval,
-        chance=chance,
-        on_refused=ending.refused,
-        on_registered=lambda: tunnel.retry_now(),
-    )
-    registration.load_identity()
-    tunnel = TunnelClient(
-        reactor=reactor,
-        urls=settings.register_to,
-        node_id=registration.node_id,
-        token=registration.node_token,
         on_stream=lambda stream: server.on_stream(stream),
-        chance=chance,
-        config=session_config(settings.tunnel_keepalive),
-        on_unauthorised=registration.register_again,
     )
+    registration = member.registration
     server = WorkerServer(
         reactor=reactor,
         registration_token=settings.registration_token,
         checks={
-            "registration": registration.why_not,
+            **member.checks,
             "approval": lambda: "waiting for approval" if registration.status == PENDING else "",
-            "tunnel": lambda: "" if tunnel.connected else tunnel.state.reason,
         },
         http_port=settings.http_port,
     )
+
+    async def approved() -> None:
+        """An operator admitted this node; asked by registering again at each beat."""
+        await _approval(registration, settings, reactor)
+
     return NodeService(
-        server=server,
-        registration=registration,
-        tunnel=tunnel,
+        server,
+        member,
         patience=settings.lame_duck,
-        data_path=data,
-        may_dial=_approval(settings, reactor, registration) if settings.distributed_require_auth else None,
+        data_path=Path(settings.data_path),
+        may_dial=approved if settings.distributed_require_auth else None,
     )
 
 
-def _approval(settings: AgentSettings, reactor: Any, registration: Registration) -> Any:
-    """Waits until an operator approved this node; asks by registering again at each beat."""
-
-    async def approved() -> None:
-        await registration.when_registered()
-        if registration.status == PENDING:
-            log.info("waiting for approval: localai-dist nodes approve {name}", name=settings.node_name)
-        while registration.status == PENDING:
-            await deferLater(reactor, settings.heartbeat_interval)
-            registration.register_again()
-
-    return lambda: Deferred.fromCoroutine(approved())
+async def _approval(registration: Registration, settings: AgentSettings, reactor: Any) -> None:
+    await registration.when_registered()
+    if registration.status == PENDING:
+        log.info("waiting for approval: localai-dist nodes approve {name}", name=settings.node_name)
+    while registration.status == PENDING:
+        await deferLater(reactor, settings.heartbeat_interval)
+        registration.register_again()

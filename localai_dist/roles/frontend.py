@@ -23,7 +23,6 @@ from localai_dist.httpapi.site import make_site
 from localai_dist.ids import InstanceId
 from localai_dist.loads.service import Loads
 from localai_dist.loads.tools import LoadSettings
-from localai_dist.net.session import SessionConfig
 from localai_dist.net.websocket import require_masker
 from localai_dist.registry.instances import Instances
 from localai_dist.registry.membership import Membership
@@ -39,6 +38,7 @@ from localai_dist.relay.peers import PeerPool
 from localai_dist.relay.serve import RelayService
 from localai_dist.roles.advertise import discover, trouble_with
 from localai_dist.roles.frontend_service import FrontendService, Parts
+from localai_dist.roles.membership import session_config
 from localai_dist.serving.connector import BackendConnector
 from localai_dist.serving.inference import Inference, Waits
 from localai_dist.serving.watch import CatalogWatch
@@ -229,11 +229,6 @@ class _Graph:
             readiness=self.readiness,
             clock=self.reactor,
         )
-
-
-def session_config(keepalive: float) -> SessionConfig:
-    """The numbers of a tunnel or peer link: PING after ``keepalive`` s of silence, death after three times that."""
-    return SessionConfig(keepalive_interval=keepalive, keepalive_timeout=3 * keepalive)
 
 
 def advertised(settings: FrontendSettings) -> str | None:

@@ -1,0 +1,106 @@
+"""What makes a daemon a node of the cluster: its registration and its tunnel, for worker and agent worker alike."""
+
+from __future__ import annotations
+
+import random
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from localai_dist.net.session import SessionConfig
+from localai_dist.net.stream import MuxStream
+from localai_dist.roles.ending import end_with
+from localai_dist.tunnel.dialer import TunnelClient
+from localai_dist.worker.frontends import Frontends
+from localai_dist.worker.identity import IdentityFile
+from localai_dist.worker.readings import TakeReadings, no_readings
+from localai_dist.worker.registration import Profile, Registration
+
+
+class NodeSettings(Protocol):
+    """The settings both kinds of node have."""
+
+    @property
+    def program(self) -> str: ...
+    @property
+    def register_to(self) -> tuple[str, ...]: ...
+    @property
+    def registration_token(self) -> str: ...
+    @property
+    def data_path(self) -> str: ...
+    @property
+    def heartbeat_interval(self) -> float: ...
+    @property
+    def tunnel_keepalive(self) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One node's registration and tunnel, not started."""
+
+    registration: Registration
+    tunnel: TunnelClient
+
+    @property
+    def checks(self) -> Mapping[str, Callable[[], str]]:
+        """What ``/readyz`` asks: name -> why not, or an empty text."""
+        return {
+            "registration": self.registration.why_not,
+            "tunnel": lambda: "" if self.tunnel.connected else self.tunnel.state.reason,
+        }
+
+
+def session_config(keepalive: float) -> SessionConfig:
+    """The numbers of a tunnel or peer link: PING after ``keepalive`` s of silence, death after three times that."""
+    return SessionConfig(keepalive_interval=keepalive, keepalive_timeout=3 * keepalive)
+
+
+def boot_id() -> str:
+    """A new id for each process: frontends tell by it whether what was loaded here can still be running."""
+    return str(uuid.uuid4())
+
+
+def make_member(
+    settings: NodeSettings,
+    reactor: Any,
+    *,
+    profile: Profile,
+    on_stream: Callable[[MuxStream], None],
+    readings: TakeReadings = no_readings,
+) -> Member:
+    """
+    Registration and tunnel of the node ``profile`` describes.
+
+    Args:
+        on_stream: what serves a stream a frontend opened.
+        readings: what each registration and heartbeat tells of the machine.
+
+    Raises:
+        UserMistake: the identity on the disk can't be read.
+    """
+    registration = Registration(
+        reactor=reactor,
+        frontends=Frontends(reactor=reactor, urls=settings.register_to, registration_token=settings.registration_token),
+        registration_token=settings.registration_token,
+        profile=profile,
+        identity_file=IdentityFile(Path(settings.data_path)),
+        readings=readings,
+        interval=settings.heartbeat_interval,
+        chance=random.random,
+        on_refused=lambda refused: end_with(reactor, settings.program, str(refused)),
+        on_registered=lambda: tunnel.retry_now(),
+    )
+    registration.load_identity()
+    tunnel = TunnelClient(
+        reactor=reactor,
+        urls=settings.register_to,
+        node_id=registration.node_id,
+        token=registration.node_token,
+        on_stream=on_stream,
+        chance=random.random,
+        config=session_config(settings.tunnel_keepalive),
+        on_unauthorised=registration.register_again,
+    )
+    return Member(registration, tunnel)
