@@ -52,7 +52,7 @@ def refused(cluster: Cluster, frontend: int) -> openai.APIStatusError:
 
 
 def test_the_only_worker_is_killed_and_comes_back(lonely: Cluster) -> None:
-    """Killed: 503 `worker_reconnecting`, after the grace `no_route`, each in time; back: the next is served (WALK-16)."""
+    """Killed: 503 `worker_reconnecting`, later `no_route`, each in time; back: the next is served (WALK-16)."""
     [worker] = lonely.workers
     assert served(lonely) == [ANSWER, ANSWER]
     pids = [frontend.pid for frontend in lonely.frontends]
