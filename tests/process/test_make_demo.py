@@ -1,0 +1,175 @@
+"""``make demo`` as a newcomer meets it: no PostgreSQL, no compiler, root or an ordinary user, a Python without venv."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from localai_dist.testing.waiting import until
+from localai_dist.testing.web import ask
+from tests.process import kit
+
+ROOT = Path(__file__).resolve().parents[2]
+TOOLS = ("bash", "basename", "cat", "chmod", "cp", "dirname", "env", "grep", "id", "ls", "make", "mkdir", "mv", "rm")
+MORE_TOOLS = ("sed", "sh", "touch", "uname")
+HIDDEN = ("pg_ctl", "initdb", "postgres", "pg_config", "gcc", "cc")
+SYSTEM_PYTHON = Path("/usr/bin/python3")
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """A 0700 home with a copy of the checkout in it."""
+    with kit.open_folder("home") as folder:
+        folder.chmod(0o700)
+        copy_checkout(folder / "localai-dist")
+        yield folder
+
+
+def copy_checkout(where: Path) -> Path:
+    """The files git knows, as a clone would have them."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    ).stdout.decode()
+    for name in filter(None, listed.split("\0")):
+        if (ROOT / name).is_file():
+            (where / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, where / name)
+    return where
+
+
+def poor_path(folder: Path, *, python: Path = Path(sys.executable)) -> str:
+    """A PATH with what ``make`` needs and nothing of PostgreSQL or a compiler."""
+    folder.mkdir()
+    for tool in (*TOOLS, *MORE_TOOLS):
+        (folder / tool).symlink_to(str(shutil.which(tool)))
+    (folder / "python3").symlink_to(python)
+    assert not any(shutil.which(tool, path=str(folder)) for tool in HIDDEN)
+    return str(folder)
+
+
+def bare_environment(home: Path, path: str, **more: str) -> dict[str, str]:
+    """What a fresh login has."""
+    return {"PATH": path, "HOME": str(home), "LANG": "C.UTF-8", "PYTHONUNBUFFERED": "1", **more}
+
+
+@contextmanager
+def started(
+    argv: list[str], cwd: Path, env: Mapping[str, str], ready: Path, **identity: Any
+) -> Iterator[dict[str, Any]]:
+    """A demo started by ``argv``; its ready file."""
+    output = ready.with_suffix(".out")
+    with output.open("w") as sink:
+        process = subprocess.Popen(
+            argv,
+            cwd=cwd,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            **identity,
+        )
+    try:
+        until("the ready file", lambda: ready.exists() or process.poll() is not None, 120)
+        assert process.poll() is None, output.read_text()
+        yield {**json.loads(ready.read_text()), "output": output}
+    finally:
+        tree = kit.descendants(process.pid) | {process.pid}
+        for pid in tree:
+            try:
+                os.kill(pid, signal.SIGTERM)
+            except ProcessLookupError:
+                continue
+        process.wait(20)
+        until("the end of every process", lambda: not kit.living(tree), 15)
+
+
+def nairobi(ready: Mapping[str, Any]) -> str:
+    """The capital of Kenya, from the second frontend."""
+    body = {
+        "model": "tiny-facts",
+        "temperature": 0,
+        "max_tokens": 32,
+        "messages": [{"role": "user", "content": "What is the capital of Kenya?"}],
+    }
+    url = ready["frontends"][1]["url"] + "/v1/chat/completions"
+    reply = ask(url, key=ready["api_key"], method="POST", body=body, timeout=60)
+    assert reply.status == 200, reply.text
+    return str(reply.json()["choices"][0]["message"]["content"])
+
+
+def test_make_demo_without_postgresql_or_compiler(home: Path) -> None:
+    """From a 0700 home, with no PostgreSQL or compiler on PATH, ``make demo`` answers and says how to ask (WALK-1)."""
+    checkout = home / "localai-dist"
+    (checkout / ".venv").symlink_to(sys.prefix)  # what installing makes; ``make test`` in a fresh clone shows that part
+    path = poor_path(home / "bin")
+    ready = home / "ready.json"
+    words = f"--http-port 0 --postgres embedded --ready-file {ready}"
+    argv = [str(shutil.which("make")), "demo", f"DEMO={words}"]
+    with started(argv, checkout, bare_environment(home, path), ready) as demo:
+        assert nairobi(demo) == "The capital of Kenya is Nairobi."
+        said = demo["output"].read_text()
+    assert "(embedded)" in said
+    for frontend in demo["frontends"]:
+        assert frontend["url"] in said
+    assert demo["api_key"] in said and "curl" in said
+    assert demo["log_dir"] in said and demo["state"] in said
+    for step in ("starting PostgreSQL", "starting 2 frontends", "starting 2 workers"):
+        assert step in said
+    assert Path(demo["state"]).is_relative_to(checkout)
+
+
+def test_demo_as_an_ordinary_user(home: Path) -> None:
+    """An ordinary user without any right but to their own folder runs the demo, model included (WALK-1)."""
+    if os.geteuid() != 0:
+        pytest.skip("this user is an ordinary one: every other test shows it")
+    if not SYSTEM_PYTHON.exists() or f"{sys.version_info[0]}.{sys.version_info[1]}" not in os.readlink(SYSTEM_PYTHON):
+        pytest.skip(f"no {SYSTEM_PYTHON} of this version that an ordinary user can run")
+    nobody = pwd.getpwnam("nobody")
+    checkout = home / "localai-dist"
+    for folder, _, files in os.walk(home):
+        for name in (folder, *(os.path.join(folder, file) for file in files)):
+            os.chown(name, nobody.pw_uid, nobody.pw_gid)
+    ready = home / "ready.json"
+    env = bare_environment(home, os.environ["PATH"], PYTHONPATH=f"{checkout}:{sysconfig.get_path('purelib')}")
+    words = ["--http-port", "0", "--ready-file", str(ready), "--state", str(home / "state")]
+    argv = [str(SYSTEM_PYTHON), "-m", "localai_dist.cli.operator.main", "demo", *words]
+    identity = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
+    with started(argv, checkout, env, ready, **identity) as demo:
+        assert Path(f"/proc/{demo['workers'][0]['pid']}").stat().st_uid == nobody.pw_uid
+        assert nairobi(demo) == "The capital of Kenya is Nairobi."
+
+
+def test_a_missing_venv_module_is_named(home: Path) -> None:
+    """Where Python came without ``venv``, one line names the package that brings it (WALK-1)."""
+    broken = home / "python-without-venv"
+    broken.write_text(f'#!/bin/sh\ncase "$*" in *ensurepip*) exit 1;; esac\nexec {sys.executable} "$@"\n')
+    broken.chmod(0o755)
+    path = poor_path(home / "bin", python=broken)
+    done = subprocess.run(
+        [str(shutil.which("make")), "demo"],
+        cwd=home / "localai-dist",
+        env=bare_environment(home, path),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode != 0
+    assert "apt-get install python3-venv" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (home / "localai-dist" / ".venv").exists()
