@@ -22,9 +22,7 @@ from localai_dist.testing.web import ask
 from tests.process import kit
 
 ROOT = Path(__file__).resolve().parents[2]
-TOOLS = ("bash", "basename", "cat", "chmod", "cp", "dirname", "env", "grep", "id", "ls", "make", "mkdir", "mv", "rm")
-MORE_TOOLS = ("sed", "sh", "touch", "uname")
-HIDDEN = ("pg_ctl", "initdb", "postgres", "pg_config", "gcc", "cc")
+HIDDEN = ("pg_", "psql", "initdb", "postgres", "gcc", "g++", "cc", "c++", "c89", "c99", "clang", "python")
 SYSTEM_PYTHON = Path("/usr/bin/python3")
 
 
@@ -53,12 +51,13 @@ def copy_checkout(where: Path) -> Path:
 
 
 def poor_path(folder: Path, *, python: Path = Path(sys.executable)) -> str:
-    """A PATH with what ``make`` needs and nothing of PostgreSQL or a compiler."""
+    """A PATH with the system's tools, but nothing of PostgreSQL and no compiler."""
     folder.mkdir()
-    for tool in (*TOOLS, *MORE_TOOLS):
-        (folder / tool).symlink_to(str(shutil.which(tool)))
+    for tool in (*Path("/bin").iterdir(), *Path("/usr/bin").iterdir()):
+        if not tool.name.startswith(HIDDEN) and not (folder / tool.name).is_symlink():
+            (folder / tool.name).symlink_to(tool)
     (folder / "python3").symlink_to(python)
-    assert not any(shutil.which(tool, path=str(folder)) for tool in HIDDEN)
+    assert not any(shutil.which(tool, path=str(folder)) for tool in ("pg_ctl", "initdb", "postgres", "gcc", "cc"))
     return str(folder)
 
 
