@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from localai_dist.ids import InstanceId, NodeId
 from localai_dist.loads.cause import cause_text
 from localai_dist.loads.status import JobState, LoadStatus
+from localai_dist.registry.acting import acts_on
 from localai_dist.staging.progress import Progress
 from localai_dist.store.statements import load_statements
 
@@ -105,6 +106,7 @@ class JobTable:
             "silence": min(SILENCE, orphan_after),
         }
 
+    @acts_on("not_live", "load_jobs.claim")
     async def claim(self, key: str) -> Claim | None:
         """The right to load ``key``, or None while somebody else does; raises ``StoreUnavailable``, as all here do."""
         row = await self._pool.fetch_one(_SQL["claim"], {"key": key, **self._times})
@@ -130,6 +132,7 @@ class JobTable:
         """End the job with an encoded cause; False = the job was taken over."""
         return await self._write("fail", claim, {"error": error})
 
+    @acts_on("fenced", "load_jobs.finish")
     async def finish(self, claim: Claim, loaded: Loaded) -> bool:
         """Trade the job's row for the replica's; False = the job was taken over, and nothing changed."""
         values = {
@@ -142,6 +145,7 @@ class JobTable:
         }
         return await self._pool.fetch_one(_SQL["finish"], {**self._fence(claim), **values}) is not None
 
+    @acts_on("fenced", "load_jobs.drop")
     async def drop(self, claim: Claim) -> bool:
         """Give the claim back before anything was done with it."""
         return await self._write("drop", claim, {})
@@ -159,6 +163,7 @@ class JobTable:
         """Every job, the oldest first."""
         return [_job(row) for row in await self._pool.fetch(_SQL["all"], self._times)]
 
+    @acts_on("expired", "load_jobs.sweep")
     async def sweep(self) -> int:
         """Remove failures everybody has seen and orphans nobody wanted; how many."""
         times = {**self._times, "failed_kept": FAILED_KEPT, "unclaimed_kept": UNCLAIMED_KEPT}

@@ -2,7 +2,8 @@
 Every statement that deletes, demotes or evicts, and on what ground: a closed list.
 
 A function that runs such a statement is decorated with ``@acts_on(ground, "file.statement")``. The ground also stands
-beside the SQL (``-- acts:``); a test compares both and finds a statement that nobody registered.
+beside the SQL (``-- acts:``, which every statement that changes rows carries); a test compares both, and finds a
+statement that nobody registered, a second place that runs it, and a caller that is not in the matrix of outcomes.
 
 Source: design §2, last paragraph but one.
 """
@@ -32,6 +33,8 @@ class Ground(Enum):
     """Only the very claim that is named, by equality of its epoch."""
     NOT_LIVE = "not_live"
     """A frontend outlived its live window, or stops."""
+    EXPIRED = "expired"
+    """A row that everybody had time to see, and that nothing rests on any more."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -256,6 +256,7 @@ class Nodes:
         """
         return dict((await self._known(node_id)).labels)
 
+    @acts_on("asked", "nodes.clear_labels")
     async def put_labels(self, node_id: NodeId, labels: Mapping[str, str]) -> dict[str, str]:
         """
         Replace the node's labels (those it gives itself come back when it registers).
@@ -283,6 +284,7 @@ class Nodes:
         await self._pool.execute(SQL["merge_labels"], _label_values(node_id, labels))
         return await self.labels(node_id)
 
+    @acts_on("asked", "nodes.delete_label")
     async def delete_label(self, node_id: NodeId, key: str) -> bool:
         """Drop one label; whether it was there."""
         return await self._pool.execute(SQL["delete_label"], {"id": node_id, "key": key}) > 0

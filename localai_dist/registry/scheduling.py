@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from localai_dist.registry.acting import acts_on
 from localai_dist.registry.records import SchedulingRow, scheduling_of
 from localai_dist.store.errors import StoreUnavailable
 from localai_dist.store.pool import Pool
@@ -45,6 +46,7 @@ class Scheduling:
         """Every row."""
         return [scheduling_of(row) for row in await self._pool.fetch(SQL["all"])]
 
+    @acts_on("asked", "scheduling.delete")
     async def delete(self, model: str) -> bool:
         """Forget a model's row; whether it was there."""
         return await self._pool.execute(SQL["delete"], {"model_name": model}) > 0

@@ -2,71 +2,90 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
-import re
-from pathlib import Path
-
 from twisted.trial.unittest import SynchronousTestCase
 
-import localai_dist
-from localai_dist import registry
 from localai_dist.registry.acting import ACTS, Ground, acts_on
-from localai_dist.store.statements import files, read
+from tests.registry import sites
 
-GUARDED = re.compile(
-    r"\b(?:delete\s+from|update|truncate)\s+(?:only\s+)?(?:backend_nodes|node_models|node_connections|instances)\b"
-)
-SQL_IN_PYTHON = re.compile(
-    r"[\"'(\s](?:delete\s+from|update|insert\s+into|truncate)\s+"
-    r"(?:backend_nodes|node_models|node_connections|instances)\b",
-    re.IGNORECASE,
-)
-PACKAGE = Path(localai_dist.__file__).parent
+CALLERS = {
+    # one predicate of reach.py, asked inside
+    "nodes.mark_unhealthy": {"health.monitor.HealthMonitor._act"},
+    "replicas.remove": {"loads.steps.Steps._make_room", "loads.unload.unload_replicas"},
+    # no outcome is in play: the heartbeat's age, a fence, an operator, the worker itself
+    "nodes.mark_stale_offline": {"health.monitor.HealthMonitor.look"},
+    "nodes.drain": {"httpapi.node_service.drain", "httpapi.nodes.drain"},
+    "nodes.deregister": {"httpapi.node_service.deregister"},
+    "nodes.remove": {"httpapi.nodes.remove"},
+    "nodes.put_labels": {"httpapi.nodes.put_labels"},
+    "nodes.delete_label": {"httpapi.nodes.delete_label"},
+    "scheduling.delete": {"httpapi.scheduling.delete"},
+    "instances.arrive": {"registry.membership.Membership.join"},
+    "instances.beat": {"registry.membership.Membership.beat"},
+    "instances.deregister": {"registry.membership.Membership._leave"},
+    "ownership.release": {"tunnel.held.HeldTunnels._release"},
+    "table.claim": {"loads.service.Loads._claim"},
+    "table.drop": {"loads.service.Loads._run"},
+    "table.finish": {"loads.job.LoadJob._finish"},
+    "table.sweep": {"loads.service.Loads._sweep"},
+}
+"""
+Everything outside the registry that calls an acting function. A new caller belongs here and into the matrix of
+``tests/db/test_matrix.py``.
+"""
+
+OTHER_NAMESAKES = {"ownership.claim", "table.beat"}
+"""Same name as an acting function, but of another store, where it deletes nothing."""
 
 
 class ActingTests(SynchronousTestCase):
     """Code, SQL and the list agree."""
 
     def setUp(self) -> None:
-        """Import every module of the registry, so that its decorators have run."""
-        for module in pkgutil.iter_modules(registry.__path__):
-            importlib.import_module(f"{registry.__name__}.{module.name}")
+        """Every decorator has run."""
+        sites.import_all()
+        self.statements = sites.statements()
 
-    def test_every_change_of_a_guarded_table_says_what_it_is(self) -> None:
-        """Each DELETE or UPDATE of nodes, replicas, connections or instances states its ground, or that it has none."""
-        guarded = 0
-        for file in files():
-            for statement in read(file).values():
-                if GUARDED.search(statement.sql):
-                    guarded += 1
-                    self.assertIsNotNone(statement.acts, f"{file}: {statement.name} wants '-- acts:'")
-                if "delete from node_models" in statement.sql or "delete from backend_nodes" in statement.sql:
-                    self.assertNotEqual(statement.acts, "none", f"{file}: {statement.name} deletes")
-        self.assertGreater(guarded, 15)
+    def test_every_change_says_what_it_is(self) -> None:
+        """Each statement of any table that changes or deletes rows states its ground, or that it has none (CLUS-12)."""
+        changing = {name: each for name, each in self.statements.items() if sites.CHANGES.search(each.sql)}
+        self.assertEqual([name for name, each in changing.items() if each.acts is None], [])
+        self.assertGreater(len(changing), 30)
+        for name in ("load_jobs.sweep", "load_jobs.finish", "nodes.remove", "instances.beat", "replicas.put"):
+            self.assertIn(name, changing)  # a control: a delete in a WITH, a load's statement, and an upsert are seen
+        self.assertNotIn("load_jobs.read", changing)
+
+    def test_no_deletion_without_a_ground(self) -> None:
+        """A statement with a DELETE in it never claims to act on nothing (CLUS-12)."""
+        deleting = {name for name, each in self.statements.items() if sites.DELETES.search(each.sql)}
+        self.assertEqual({name for name in deleting if self.statements[name].acts in (None, "none")}, set())
+        self.assertGreater(len(deleting), 8)
 
     def test_every_acting_statement_is_registered_on_its_ground(self) -> None:
-        """What the SQL says acts, and nothing else, is registered by one function, on the same ground."""
-        stated = {
-            f"{file.removesuffix('.sql')}.{statement.name}": statement.acts
-            for file in files()
-            for statement in read(file).values()
-            if statement.acts not in (None, "none")
-        }
-        mine = {"nodes", "ownership", "instances", "replicas"}
-        registered = {name: act.ground.value for name, act in ACTS.items()}
-        self.assertEqual({k: v for k, v in stated.items() if k.split(".")[0] in mine}, registered)
+        """What the SQL says acts, and nothing else, is registered by one function, on the same ground (CLUS-12)."""
+        stated = {name: each.acts for name, each in self.statements.items() if each.acts not in (None, "none")}
+        self.assertEqual(stated, {name: act.ground.value for name, act in ACTS.items()})
         for ground in stated.values():
             self.assertIn(ground, {each.value for each in Ground})
 
-    def test_no_python_file_changes_a_guarded_table_itself(self) -> None:
-        """Outside ``store/sql`` and the migrations nobody writes SQL against these tables."""
-        found = [
-            str(path.relative_to(PACKAGE))
-            for path in PACKAGE.rglob("*.py")
-            if SQL_IN_PYTHON.search(path.read_text(encoding="utf-8"))
-        ]
-        self.assertEqual(found, [])
+    def test_only_the_registered_function_runs_its_statement(self) -> None:
+        """No other function of any module names an acting statement, and the registered one does (CLUS-12)."""
+        self.assertEqual(sites.runners(), {name: {act.function} for name, act in ACTS.items()})
+
+    def test_every_caller_is_known(self) -> None:
+        """Nobody outside the list calls what deletes, demotes or evicts (CLUS-12)."""
+        found = {
+            name: {caller for caller in callers if not caller.startswith("registry.nodes.")}
+            for name, callers in sites.callers().items()
+            if name not in OTHER_NAMESAKES
+        }
+        self.assertEqual(found, CALLERS)
+
+    def test_no_python_file_changes_a_table_itself(self) -> None:
+        """Outside ``store/sql`` and the migrations nobody writes SQL that changes rows (CLUS-12)."""
+        allowed = {"localai_dist.store.schema"}  # the version of the schema itself
+        found = sites.sql_in_python()
+        self.assertEqual({module: found[module] for module in set(found) - allowed}, {})
+        self.assertTrue(sites.IN_PYTHON.search("x UPDATE node_models SET y"))
 
     def test_a_statement_is_registered_once(self) -> None:
         """A second function for the same statement, or an unknown ground, is refused."""

@@ -9,6 +9,7 @@
 -- Starts a load of a model, or takes over one that is orphaned, or starts again after a failure; no row = somebody
 -- else is at it. A take-over keeps the node, so that the bytes there are resumed; a fresh start after a failure keeps
 -- that failure's text, so that waiters of the failed attempt that look late still learn why it failed.
+-- acts: not_live
 insert into model_load_jobs as j (tracking_key, attempt, state, owner_replica)
 values (%(key)s, nextval('model_load_attempts'), 'pending', %(owner)s)
 on conflict (tracking_key) do update
@@ -32,6 +33,7 @@ returning attempt, node_id;
 
 -- name: advance
 -- Moves a job to its next state and says on which node; also the fence before each thing the job does to a worker.
+-- acts: none
 update model_load_jobs
 set state = %(state)s, node_id = %(node)s, node_name = %(node_name)s, replica_index = %(replica_index)s,
     updated_at = now(), last_progress = now()
@@ -39,6 +41,7 @@ where tracking_key = %(key)s and owner_replica = %(owner)s and attempt = %(attem
 
 -- name: beat
 -- The heartbeat: driven by time, because a backend that reads its model moves no bytes for minutes.
+-- acts: none
 update model_load_jobs
 set bytes_sent = %(bytes_sent)s, total_bytes = %(total_bytes)s, file_index = %(file_index)s,
     total_files = %(total_files)s, last_progress = now(),
@@ -47,13 +50,14 @@ where tracking_key = %(key)s and owner_replica = %(owner)s and attempt = %(attem
 
 -- name: fail
 -- Ends a job with its cause; the row stays for a few seconds, for the waiters on other frontends.
+-- acts: none
 update model_load_jobs
 set state = 'failed', last_error = %(error)s, updated_at = now(), last_progress = now()
 where tracking_key = %(key)s and owner_replica = %(owner)s and attempt = %(attempt)s and state <> 'failed';
 
 -- name: finish
 -- Ends a job with success: its row goes and the replica's row comes, in one step, only while the attempt is ours.
--- acts: none
+-- acts: fenced
 with done as (
     delete from model_load_jobs
     where tracking_key = %(key)s and owner_replica = %(owner)s and attempt = %(attempt)s and state <> 'failed'
@@ -71,6 +75,7 @@ returning node_id;
 
 -- name: abandon
 -- Gives a job up on purpose (this frontend stops): whoever looks next takes it over at once.
+-- acts: none
 update model_load_jobs
 set owner_replica = '', updated_at = now(), last_progress = now() - make_interval(secs => %(orphan_after)s + 1)
 where tracking_key = %(key)s and owner_replica = %(owner)s and attempt = %(attempt)s and state <> 'failed';
@@ -98,10 +103,12 @@ from model_load_jobs j order by j.created_at, j.tracking_key;
 -- name: sweep
 -- Removes failures that everybody has had time to see, and orphans that no frontend could take over (none of them
 -- knows the model any more).
+-- acts: expired
 delete from model_load_jobs j
 where (j.state = 'failed' and j.updated_at < now() - make_interval(secs => %(failed_kept)s))
    or (j.state <> 'failed' and j.last_progress < now() - make_interval(secs => %(orphan_after)s + %(unclaimed_kept)s));
 
 -- name: drop
 -- Gives a claim back before anything was done with it: the model turned out to be loaded.
+-- acts: fenced
 delete from model_load_jobs where tracking_key = %(key)s and owner_replica = %(owner)s and attempt = %(attempt)s;

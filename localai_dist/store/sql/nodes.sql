@@ -157,14 +157,17 @@ select key, value from node_labels where node_id = %(id)s order by key;
 
 -- name: merge_labels
 -- Set these labels, keep the others.
+-- acts: none
 insert into node_labels (node_id, key, value)
 select %(id)s, key, value from jsonb_each_text(%(labels)s::jsonb)
 on conflict (node_id, key) do update set value = excluded.value;
 
 -- name: clear_labels
 -- Drop every label of a node.
+-- acts: asked
 delete from node_labels where node_id = %(id)s;
 
 -- name: delete_label
 -- Drop one label.
+-- acts: asked
 delete from node_labels where node_id = %(id)s and key = %(key)s;

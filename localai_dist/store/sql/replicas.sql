@@ -29,6 +29,7 @@ select * from node_models where node_id = %(node)s and model_name = %(model)s an
 
 -- name: put
 -- Record a replica, or where it is now.
+-- acts: none
 insert into node_models (node_id, model_name, replica_index, address, backend_token, backend_type, state,
     config_revision, loading_by)
 values (%(node)s, %(model)s, %(index)s, %(address)s, %(backend_token)s, %(backend_type)s, %(state)s, %(revision)s,
