@@ -61,6 +61,19 @@ def poor_path(folder: Path, *, python: Path = Path(sys.executable)) -> str:
     return str(folder)
 
 
+def borrow_venv(folder: Path) -> None:
+    """
+    A venv as ``make`` leaves it, made of links to this one.
+
+    Installing itself is what ``make test`` does first in a fresh clone; done here it would change this very venv.
+    """
+    folder.mkdir()
+    for entry in Path(sys.prefix).iterdir():
+        if entry.name not in (".run", ".test"):
+            (folder / entry.name).symlink_to(entry)
+    (folder / ".run").touch()
+
+
 def bare_environment(home: Path, path: str, **more: str) -> dict[str, str]:
     """What a fresh login has."""
     return {"PATH": path, "HOME": str(home), "LANG": "C.UTF-8", "PYTHONUNBUFFERED": "1", **more}
@@ -115,7 +128,7 @@ def nairobi(ready: Mapping[str, Any]) -> str:
 def test_make_demo_without_postgresql_or_compiler(home: Path) -> None:
     """From a 0700 home, with no PostgreSQL or compiler on PATH, ``make demo`` answers and says how to ask (WALK-1)."""
     checkout = home / "localai-dist"
-    (checkout / ".venv").symlink_to(sys.prefix)  # what installing makes; ``make test`` in a fresh clone shows that part
+    borrow_venv(checkout / ".venv")
     path = poor_path(home / "bin")
     ready = home / "ready.json"
     words = f"--http-port 0 --postgres embedded --ready-file {ready}"
