@@ -80,6 +80,8 @@ class ModelConfig:
     reranking: bool = False
     mmproj: str = ""
     draft_model: str = ""
+    tokenizer: str = ""
+    lora_base: str = ""
     lora_adapters: tuple[str, ...] = ()
     lora_scales: tuple[float, ...] = ()
     template: Template = field(default_factory=Template)
@@ -107,9 +109,14 @@ class ModelConfig:
 
     def files(self) -> tuple[str, ...]:
         """Every file a worker needs for this model, relative to the models folder, the weights first, each once."""
-        companions = (self.mmproj, self.draft_model, *self.lora_adapters)
+        companions = (self.mmproj, self.draft_model, self.tokenizer, self.lora_base, *self.lora_adapters)
         named = [shard for path in (self.parameters.model, *companions) if path for shard in shards_of(path)]
         return tuple(dict.fromkeys(named))
+
+    def option_values(self) -> tuple[str, ...]:
+        """What follows the key in each ``key:value`` of options and overrides: some of it may be paths."""
+        pairs = (option.partition(":") for option in (*self.options, *self.overrides))
+        return tuple(dict.fromkeys(value for _, _, value in pairs if value))
 
 
 def shards_of(path: str) -> tuple[str, ...]:

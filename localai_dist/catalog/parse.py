@@ -56,6 +56,8 @@ class _ModelKeys(msgspec.Struct, kw_only=True):
     reranking: bool | None = None
     mmproj: str | None = None
     draft_model: str | None = None
+    tokenizer: str | None = None
+    lora_base: str | None = None
     lora_adapter: str | None = None
     lora_adapters: list[str] | None = None
     lora_scale: float | None = None
@@ -89,7 +91,7 @@ def parse_model(text: str, *, source: str) -> ModelConfig:
         lora_scales=tuple(_scales(keys)),
         source=source,
         **_given(keys, "context_size threads batch f16 gpu_layers mmap mmlock embeddings reranking"),
-        **_given(keys, "mmproj draft_model system_prompt disabled"),
+        **_given(keys, "mmproj draft_model tokenizer lora_base system_prompt disabled"),
         **_given_lists(keys, "options overrides stopwords"),
     )
 
@@ -126,8 +128,8 @@ def _demand(source: str, keys: _ModelKeys) -> None:
 
 
 def _paths(keys: _ModelKeys) -> list[str]:
-    named = [keys.parameters.model, keys.mmproj, keys.draft_model, *_adapters(keys)]
-    return [path for path in named if path]
+    named = [keys.parameters.model, keys.mmproj, keys.draft_model, keys.tokenizer, keys.lora_base]
+    return [path for path in (*named, *_adapters(keys)) if path]
 
 
 def _refuse_outside(source: str, path: str) -> None:

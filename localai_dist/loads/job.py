@@ -3,10 +3,13 @@ One attempt of one load job: from the claim to the replica's row, under a hold, 
 
 ::
 
-    claim ─▶ place ─▶ installing ─▶ staging ─▶ loading ─▶ finish: job row out, replica row in (one statement)
+    claim ─▶ files here? ─no─▶ offer it to the other frontends
+                │ yes
+              place ─▶ installing ─▶ staging ─▶ loading ─▶ finish: job row out, replica row in (one statement)
                          ▲  the way broke: again, as long as the hold lasts │
                          └───────────────────────────────────────────────────┘
     taken over (a write changed no row): stop, touch nothing        failure: the row keeps the cause
+    cancel mark: stop, clear away, row out
 
 Source: design §5.18, §7; internals §3.
 """
@@ -24,19 +27,21 @@ from twisted.python.failure import Failure
 from localai_dist.backoff import Backoff
 from localai_dist.catalog.model import ModelConfig
 from localai_dist.errors import LocalAIDistError
+from localai_dist.ids import NodeId
 from localai_dist.loads.budget import base_hold, load_budget
+from localai_dist.loads.cancel import clear_away, remove_files, stop_process
 from localai_dist.loads.cause import encode_cause
-from localai_dist.loads.errors import LoadFailed, TakenOver, UnloadFailed
+from localai_dist.loads.errors import LoadCancelled, LoadFailed, Marked, Offered, TakenOver
+from localai_dist.loads.placing import place_for
+from localai_dist.loads.rows import Claim, Loaded, Measured
+from localai_dist.loads.speed import Speed
 from localai_dist.loads.status import JobState
 from localai_dist.loads.steps import Steps
-from localai_dist.loads.stop import stop_exactly
-from localai_dist.loads.table import Claim, Loaded
 from localai_dist.loads.tools import Tools
-from localai_dist.reach import Reconnecting, RegistryUnknown, Retry, Unreached, may_retry
-from localai_dist.scheduler.placement import Need, NoPlace, Placement
-from localai_dist.staging.errors import HoldExpired
+from localai_dist.reach import Retry, Unreached, may_retry
+from localai_dist.scheduler.placement import NoPlace, Placement
+from localai_dist.staging.errors import HoldExpired, NoSpace, SourceMissing
 from localai_dist.staging.hold_timer import HoldTimer
-from localai_dist.staging.plan import total_size
 from localai_dist.staging.progress import Progress
 from localai_dist.staging.source import Sources
 from localai_dist.store.errors import StatementFailed, StoreUnavailable
@@ -63,12 +68,15 @@ class LoadJob:
         self._clock = tools.clock
         self._model = model
         self._claim = claim
-        self.progress = Progress()
+        self.progress = Progress(floor=claim.bytes)
+        self._speed = Speed()
         self._state = JobState.PENDING
         self._taken = False
+        self._cancel_reason = ""
         self._ending = False
         self._work: Deferred[None] | None = None
-        self._process: tuple[Placement, str] | None = None
+        self._place: Placement | None = None
+        self._address = ""
         self._begun = tools.clock.seconds()
 
     async def run(self) -> None:
@@ -77,6 +85,8 @@ class LoadJob:
 
         Raises:
             LoadFailed, NoPlace, Unreached: the cause, which is also in the job's row.
+            LoadCancelled: somebody cancelled it; nothing of it is left.
+            Offered: this frontend lacks the files; the job waits for another one.
             TakenOver: another frontend has the job.
             CancelledError: this frontend stops; the job is anybody's.
         """
@@ -87,14 +97,24 @@ class LoadJob:
         self._work = Deferred.fromCoroutine(self._guarded())
         try:
             await self._work
+        except Marked as marked:
+            await self._clear_away(str(marked))
         except CancelledError:
             if self._taken:
                 raise TakenOver(self._model.name) from None
+            if self._cancel_reason:
+                await self._clear_away(self._cancel_reason)
             await self._give_up()
             raise
         finally:
             if beat.running:
                 beat.stop()
+
+    def cancel(self, reason: str) -> None:
+        """The row was marked: stop now; the next heartbeat would find out too."""
+        if self._work is not None and not self._ending and not self._cancel_reason:
+            self._cancel_reason = reason
+            self._work.cancel()
 
     async def _guarded(self) -> None:
         """The hold around the steps; whatever ends them is written into the row."""
@@ -103,11 +123,13 @@ class LoadJob:
         hold = HoldTimer(self._clock, base=base, stall=self._tools.settings.stall, cap=self._tools.settings.cap)
         try:
             await hold.run(self._steps(hold))
-        except (TakenOver, CancelledError):
+        except (TakenOver, Marked, Offered, CancelledError):
             raise
         except HoldExpired as error:
             done = self.progress.summary(self._clock.seconds() - self._begun)
             await self._fail(LoadFailed(f"{self._model.name}: {error} ({self._state.value}: {done})"), abandoned=True)
+        except NoSpace as error:
+            await self._fail(LoadFailed(str(error)), cramped=True)
         except (LoadFailed, NoPlace, Unreached) as error:
             await self._fail(error)
         except LocalAIDistError as error:
@@ -118,10 +140,10 @@ class LoadJob:
             await self._fail(LoadFailed(f"internal error while loading {self._model.name}: {type(error).__name__}"))
 
     async def _steps(self, hold: HoldTimer) -> None:
-        sources = await self._tools.stager.sources(self._model.name, self._model.files())
+        sources = await self._sources(hold)
         if sources.missing:
             self.log.warn("{model} lacks {files}", model=self._model.name, files=", ".join(sources.missing))
-        place = await self._place(hold, sources)
+        place = await place_for(self._tools, self._model, self._claim, sources, hold)
         self.log.info("loading {model} on node {node}", model=self._model.name, node=place.node_name)
         steps = Steps(
             tools=self._tools,
@@ -133,10 +155,21 @@ class LoadJob:
             fence=lambda state, where: self._fence(hold, state, where),
             started=self._remember,
         )
-        loaded = await self._until_it_lasts(hold, steps, place)
-        await self._finish(hold, loaded)
+        loaded, seconds = await self._until_it_lasts(hold, steps, place)
+        await self._finish(hold, loaded, seconds)
 
-    async def _until_it_lasts(self, hold: HoldTimer, steps: Steps, place: Placement) -> Loaded:
+    async def _sources(self, hold: HoldTimer) -> Sources:
+        """The model's files on this frontend; without them the job is offered to the others (LOAD-22)."""
+        try:
+            return await self._tools.stager.sources(self._model.name, self._model.files())
+        except SourceMissing as error:
+            why = str(error)
+        self._ending = True
+        self.log.info("{model} can't be loaded from here: {why}", model=self._model.name, why=why)
+        await self._written(hold, lambda: self._tools.table.offer(self._claim, why))
+        raise Offered(why)
+
+    async def _until_it_lasts(self, hold: HoldTimer, steps: Steps, place: Placement) -> tuple[Loaded, float]:
         """The steps again and again while only the way to the node is broken."""
         attempt = fresh = 0
         while True:
@@ -152,29 +185,8 @@ class LoadJob:
             attempt += 1
             await self._pause(RETRY.delay(attempt, 1.0))
 
-    async def _place(self, hold: HoldTimer, sources: Sources) -> Placement:
-        """The node; waits a little for the only one that suits to come back, and longer for one that has our bytes."""
-        prefer = self._claim.node or None
-        need = Need(self._model.name, self._model.revision, total_size(sources.files), prefer)
-        patience = self._clock.seconds() + self._tools.settings.route_wait
-        while True:
-            found = await self._choose(need)
-            if isinstance(found, Placement):
-                return found
-            hold.check()
-            waits = isinstance(found.outcome, Reconnecting | RegistryUnknown)
-            if not waits or (prefer is None and self._clock.seconds() >= patience):
-                raise found if found.outcome is None else Unreached(found.outcome)
-            await self._pause(self._tools.settings.poll)
-
-    async def _choose(self, need: Need) -> Placement | NoPlace:
-        try:
-            return await self._tools.fleet.choose(need)
-        except StoreUnavailable as error:
-            return NoPlace(str(error), RegistryUnknown(str(error)))
-
     async def _fence(self, hold: HoldTimer, state: JobState, place: Placement) -> None:
-        self._state = state
+        self._state, self._place = state, place
         await self._written(
             hold,
             lambda: self._tools.table.advance(
@@ -182,10 +194,12 @@ class LoadJob:
             ),
         )
 
-    async def _finish(self, hold: HoldTimer, loaded: Loaded) -> None:
+    async def _finish(self, hold: HoldTimer, loaded: Loaded, seconds: float) -> None:
         self._ending = True
+        progress = self.progress
+        measured = Measured(progress.total_bytes, progress.moved, self._speed.whole, seconds)
         try:
-            await self._written(hold, lambda: self._tools.table.finish(self._claim, loaded))
+            await self._written(hold, lambda: self._tools.table.finish(self._claim, loaded, measured))
         except StatementFailed as error:
             raise LoadFailed(f"{self._model.name} is loaded, but its node was removed meanwhile: {error}") from error
         self.log.info("{model} is loaded on node {node}", model=self._model.name, node=loaded.node)
@@ -195,54 +209,71 @@ class LoadJob:
         while True:
             try:
                 if not await write():
-                    raise TakenOver(self._model.name)
+                    raise await self._lost()
                 return
             except StoreUnavailable as error:
                 hold.check()
                 self.log.warn("the load of {model} waits: {error}", model=self._model.name, error=error)
                 await self._pause(1.0)
 
+    async def _lost(self) -> TakenOver | Marked:
+        """Why a fenced write changed nothing: the cancel mark, or another owner."""
+        row = await self._tools.table.read(self._claim.key)
+        if row is not None and row.cancelled and row.attempt == self._claim.attempt:
+            return Marked(row.cancel_reason)
+        return TakenOver(self._model.name)
+
     async def _beat(self) -> None:
         if self._ending:
             return  # the row is about to say so itself
-        if self._state is JobState.STAGING:
-            self._tools.sighted(self._model.name, self._claim.attempt, self.progress.bytes_sent)
+        staging = self._state is JobState.STAGING
+        if staging:
+            self._speed.saw(self._clock.seconds(), self.progress.moved)
+        phase = "loading" if self._state is JobState.LOADING else self.progress.phase if staging else "waiting"
         try:
-            alive = await self._tools.table.beat(self._claim, self.progress)
+            told = await self._tools.table.beat(
+                self._claim, self.progress, phase=phase, rate=self._speed.now if staging else None
+            )
         except StoreUnavailable:
             return  # silence may cost us the job; the load itself needs no database
-        if not alive and not self._ending and self._work is not None:
+        if told is None and not self._ending and self._work is not None:
             self._taken = True
             self._work.cancel()
+        elif told:
+            self.cancel(told)
 
-    async def _fail(self, error: LocalAIDistError, *, abandoned: bool = False) -> None:
-        """Leave the cause in the row, and no process that still loads; then raise the cause."""
+    async def _fail(self, error: LocalAIDistError, *, abandoned: bool = False, cramped: bool = False) -> None:
+        """
+        Leave the cause in the row, and no process that still loads; then raise the cause.
+
+        Args:
+            abandoned: the process may still be loading.
+            cramped: the node's disk is full: what was staged goes, since it would keep every other model out.
+        """
         self._ending = True
         self.log.warn("loading {model} failed: {error}", model=self._model.name, error=error)
         try:
-            ours = await self._tools.table.fail(self._claim, encode_cause(error))
+            if not await self._tools.table.fail(self._claim, encode_cause(error)):
+                raise await self._lost()
         except StoreUnavailable as unavailable:
             self.log.warn("the failure could not be recorded: {error}", error=unavailable)
-            ours = True
-        if not ours:
-            raise TakenOver(self._model.name)
-        if abandoned and self._process is not None:
-            await self._stop_process(*self._process)
+        place = self._place
+        if place is not None and self._address and (abandoned or cramped):
+            await stop_process(self._tools, self._claim, place.node, place.replica_index, self._address)
+        if place is not None and cramped:
+            await remove_files(self._tools, self._model.name, place.node)
         raise error
 
-    async def _stop_process(self, place: Placement, address: str) -> None:
+    async def _clear_away(self, reason: str) -> None:
+        self._ending = True
+        self.log.info("the load of {model} was cancelled: {reason}", model=self._model.name, reason=reason)
+        node = self._claim.node if self._place is None else self._place.node
+        index = 0 if self._place is None else self._place.replica_index
         try:
-            await stop_exactly(
-                self._tools.verbs,
-                place.node,
-                self._model.name,
-                place.replica_index,
-                address,
-                force=True,
-                attempt=self._claim.attempt,
-            )
-        except (Unreached, UnloadFailed) as error:
-            self.log.warn("a backend that was given up may still load: {error}", error=error)
+            await clear_away(self._tools, self._claim, NodeId(node), index)
+        except StoreUnavailable as error:
+            self.log.warn("the cancelled load of {model} is left as it is: {error}", model=self._model.name, error=error)
+        raise LoadCancelled(f"the load of {self._model.name} was cancelled: {reason}") from None
 
     async def _give_up(self) -> None:
         try:
@@ -251,7 +282,7 @@ class LoadJob:
             self.log.info("the load of {model} is left as it is: {error}", model=self._model.name, error=error)
 
     def _remember(self, place: Placement, address: str) -> None:
-        self._process = (place, address)
+        self._place, self._address = place, address
 
     def _pause(self, seconds: float) -> Deferred[Any]:
         return deferLater(self._clock, seconds)

@@ -39,6 +39,8 @@ def model_options(model: ModelConfig, root: str, present: Collection[str]) -> pb
         Reranking=model.reranking,
         MMProj=remote(model.mmproj),
         DraftModel=remote(model.draft_model),
+        Tokenizer=remote(model.tokenizer),
+        LoraBase=remote(model.lora_base),
         LoraAdapters=[adapter for adapter, _ in kept],
         LoraScales=[scale for _, scale in kept],
         Options=model.options,

@@ -8,9 +8,10 @@ from typing import Any, Protocol, TypeVar
 
 from twisted.internet.interfaces import IReactorTime
 
-from localai_dist.ids import NodeId
+from localai_dist.ids import InstanceId, NodeId
 from localai_dist.loads.budget import INSTALL
 from localai_dist.loads.fleet import Fleet
+from localai_dist.loads.endings import Endings
 from localai_dist.loads.table import JobTable
 from localai_dist.rpc import backend_pb2 as pb
 from localai_dist.staging.hold import CAP, STALL
@@ -42,7 +43,7 @@ class VerbsLike(Protocol):
 class StagerLike(Protocol):
     """Model files onto nodes (``staging.upload.Stager``)."""
 
-    async def sources(self, model: str, relatives: Sequence[str]) -> Sources:
+    async def sources(self, model: str, relatives: Sequence[str], hints: Sequence[str] = ()) -> Sources:
         """The model's files on this frontend."""
 
     async def stage(
@@ -82,7 +83,11 @@ class LoadSettings:
         cap: the longest a load may take.
         poll: between two looks at a job that another frontend runs.
         beat: between two heartbeats of a job.
-        sweep: between two looks for orphans.
+        sweep: between two removals of rows that nobody needs any more.
+        look: between two looks for orphans, for offered jobs and for models that are gone.
+        offer: how long a job whose files are not here waits for a frontend that has them.
+        retire: between two looks for replicas of older configurations, and how long one is left alone after the change.
+        drain: how long requests on a replica that must make room may go on.
     """
 
     grace: float = 90.0
@@ -97,6 +102,10 @@ class LoadSettings:
     poll: float = 0.5
     beat: float = 1.0
     sweep: float = 10.0
+    look: float = 1.0
+    offer: float = 15.0
+    retire: float = 5.0
+    drain: float = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,14 +114,15 @@ class Tools:
     Everything one job needs.
 
     Attributes:
-        sighted: told (model, attempt, bytes on the node) at each heartbeat while the job stages.
+        instance: this frontend, as the others know it.
     """
 
+    instance: InstanceId
     table: JobTable
+    endings: Endings
     fleet: Fleet
     verbs: VerbsLike
     stager: StagerLike
     connect_backend: ConnectBackend
     clock: IReactorTime
     settings: LoadSettings
-    sighted: Callable[[str, int, int], None]

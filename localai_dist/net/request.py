@@ -58,6 +58,11 @@ class StreamingRequest(server.Request):
         self._timer: IDelayedCall | None = None
         self._idle_timeout: float | None = None
 
+    @property
+    def gone(self) -> bool:
+        """Whether the client left before the answer was finished."""
+        return self._gone
+
     def when_gone(self) -> Deferred[None]:
         """A Deferred of its own for each call, fired when the client left before the answer was finished."""
         watcher: Deferred[None] = Deferred(self._forget_watcher)
@@ -200,6 +205,8 @@ class StreamingRequest(server.Request):
     def _refuse(self) -> None:
         """Answer 413 now; read and drop a little of the body so that the client gets to see it."""
         self._refused = True
+        if self.content is not None:
+            self.content.close()  # a chunked body turned out too long: its half-filled spool file
         self.content = io.BytesIO()
         self.channel.persistent = False
         self.requestHeaders.removeHeader("expect")  # the client must not be told to go on

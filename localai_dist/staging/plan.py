@@ -56,6 +56,11 @@ def is_sidecar(name: str, siblings: frozenset[str]) -> bool:
     )
 
 
+def companions(relative: str) -> tuple[str, ...]:
+    """Files that belong to ``relative`` when they lie beside it: an ONNX voice's description."""
+    return (relative + ".json",) if relative.endswith(".onnx") else ()
+
+
 def model_root(remote: str, relative: str) -> str:
     """
     The models folder of this model on the worker: the remote file without its path relative to the models folder.

@@ -21,6 +21,7 @@ class Progress:
         finished: bytes of the files before it.
         in_file: bytes of the file at work that are on the node, resumed ones included.
         moved: bytes this load really sent.
+        floor: bytes that an earlier attempt had on the node: told until this one knows better.
         trouble: the last thing that interrupted it.
     """
 
@@ -33,11 +34,13 @@ class Progress:
     in_file: int = 0
     moved: int = 0
     trouble: str = ""
+    floor: int = 0
 
     @property
     def bytes_sent(self) -> int:
         """Bytes of the model that are on the node."""
-        return self.finished + self.in_file
+        known = self.finished + self.in_file
+        return known if self.moved else max(known, self.floor)
 
     def begin(self, total_bytes: int, total_files: int) -> None:
         """A staging of so many bytes and files begins."""

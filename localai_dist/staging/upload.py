@@ -121,14 +121,14 @@ class Stager:
         self.digests = Digests(in_thread)
         self._models_dir = models_dir
 
-    async def sources(self, model: str, relatives: Sequence[str]) -> Sources:
+    async def sources(self, model: str, relatives: Sequence[str], hints: Sequence[str] = ()) -> Sources:
         """
-        The files named by ``relatives``, the first of them required, with directories walked.
+        The files named by ``relatives``, the first of them required, with directories walked; see ``list_sources``.
 
         Raises:
             SourceMissing: the required one is not in the models folder.
         """
-        found: Sources = await self.in_thread(list_sources, self._models_dir, model, relatives)
+        found: Sources = await self.in_thread(list_sources, self._models_dir, model, relatives, hints)
         return found
 
     async def stage(

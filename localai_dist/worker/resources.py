@@ -70,18 +70,15 @@ def respond(request: StreamingRequest, work: Coroutine[Any, Any, bytes], *, canc
     """
     working = Deferred.fromCoroutine(work)
     gone = request.when_gone()
-    left = False
 
     def client_left(_none: None) -> None:
-        nonlocal left
-        left = True
         if cancel_when_gone:
             working.cancel()
 
     gone.addCallback(client_left)
 
     def done(body: bytes) -> None:
-        if left:
+        if request.gone:
             return
         if not request.startedWriting:
             request.setHeader("content-length", str(len(body)))
@@ -89,12 +86,18 @@ def respond(request: StreamingRequest, work: Coroutine[Any, Any, bytes], *, canc
         request.finish()
 
     def failed(failure: Failure) -> None:
-        if left and failure.check(CancelledError, ConnectionClosed):
+        if request.gone and failure.check(CancelledError, ConnectionClosed):
+            _log.info(
+                "the client of {method} {path} left: {why}",
+                method=request.method.decode("latin-1"),
+                path=request.path.decode("latin-1"),
+                why=_words(failure),
+            )
             return
         _log.failure("answering {method} {path} failed", failure, method=request.method, path=request.path)
-        if request.startedWriting and not left:
+        if request.startedWriting and not request.gone:
             request.loseConnection()
-        if left or request.startedWriting:
+        if request.gone or request.startedWriting:
             return
         status = 507 if isinstance(failure.value, OSError) and failure.value.errno == 28 else 500
         done(json_error(request, status, "worker_error", _words(failure), "server_error"))

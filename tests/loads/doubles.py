@@ -305,7 +305,7 @@ class Workers:
 
     # -- files -------------------------------------------------------------------------------------------------------
 
-    async def sources(self, model: str, relatives: Sequence[str]) -> Sources:
+    async def sources(self, model: str, relatives: Sequence[str], hints: Sequence[str] = ()) -> Sources:
         await self._step("list")
         return Sources((replace(WEIGHTS, relative=relatives[0]),), self.missing)
 

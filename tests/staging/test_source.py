@@ -67,7 +67,7 @@ class SourceTests(ModelsCase):
         for name in ("repo/b.bin", "repo/a/ü.bin", "repo/b.bin.sha256"):
             self.put(name)
         found = list_sources(self.models, "tiny", ["repo"])
-        self.assertEqual([file.relative for file in found.files], ["repo/b.bin", "repo/a/ü.bin"])
+        self.assertEqual([file.relative for file in found.files], ["repo/a/ü.bin", "repo/b.bin"])
 
     def test_a_link_out_of_the_folder_is_refused(self) -> None:
         """
@@ -86,6 +86,138 @@ class SourceTests(ModelsCase):
         link = Path(self.mktemp())
         link.symlink_to(self.models.resolve())
         self.assertEqual(len(list_sources(link, "tiny", ["m.gguf"]).files), 1)
+
+
+class WhatIsStagedTests(ModelsCase):
+    """LOAD-13 and LOAD-14 on the frontend's disk."""
+
+    def listed(self, *relatives: str, hints: tuple[str, ...] = ()) -> list[str]:
+        return [file.relative for file in list_sources(self.models, "tiny", relatives, hints).files]
+
+    def test_a_nested_folder_with_empty_files(self) -> None:
+        """
+        A model that is a folder brings every file at every depth: empty ones, odd names, but no hash file (LOAD-13).
+        """
+        names = ["repo/a b/ü ß.bin", "repo/empty", "repo/x/y/z/deep.json", "repo/x/lone.sha256"]
+        for name in names:
+            self.put(name, b"" if name.endswith("empty") else b"x")
+        for sidecar in ("repo/empty.sha256", "repo/x/y/z/deep.json.sha256.target"):
+            self.put(sidecar)
+        found = list_sources(self.models, "tiny", ["repo"])
+        self.assertEqual([file.relative for file in found.files], sorted(names))
+        self.assertEqual([file.size for file in found.files], [1, 0, 1, 1])
+        self.assertEqual([file.key for file in found.files], [f"models/tiny/{name}" for name in sorted(names)])
+
+    def test_an_empty_folder_is_no_model(self) -> None:
+        """
+        A model folder without a file in it is an error that says so (LOAD-13).
+        """
+        (self.models / "repo" / "sub").mkdir(parents=True)
+        error = self.assertRaises(SourceMissing, list_sources, self.models, "tiny", ["repo"])
+        self.assertIn("repo has no file in it", str(error))
+
+    def test_a_voice_brings_its_description(self) -> None:
+        """
+        ``x.onnx.json`` goes with ``x.onnx`` when it is there, and is not missed when it is not (LOAD-13).
+        """
+        for name in ("voice.onnx", "voice.onnx.json", "other.onnx"):
+            self.put(name)
+        self.assertEqual(self.listed("voice.onnx"), ["voice.onnx", "voice.onnx.json"])
+        self.assertEqual(list_sources(self.models, "tiny", ["other.onnx"]).missing, ())
+
+    def test_each_file_once(self) -> None:
+        """
+        A file that is named twice is sent and counted once (LOAD-13).
+        """
+        for name in ("repo/a", "repo/b"):
+            self.put(name)
+        self.assertEqual(self.listed("repo", "repo/b", "repo/b"), ["repo/a", "repo/b"])
+        self.assertEqual(list_sources(self.models, "tiny", ["repo", "repo/b"]).missing, ())
+
+    def test_option_paths(self) -> None:
+        """
+        An option's value that is a path in the models folder is staged: as it is, beside the model, absolute, a whole
+        folder; any other value is left alone (LOAD-13).
+        """
+        for name in ("sub/m.gguf", "vae.safetensors", "sub/clip.gguf", "voices/a", "voices/b"):
+            self.put(name)
+        hints = ("vae.safetensors", "clip.gguf", str(self.models.resolve() / "voices"), "4", "true", "none.bin", "a\0b")
+        self.assertEqual(
+            self.listed("sub/m.gguf", hints=hints),
+            ["sub/m.gguf", "vae.safetensors", "sub/clip.gguf", "voices/a", "voices/b"],
+        )
+
+    def test_an_option_never_stages_too_much(self) -> None:
+        """
+        A value that names the models folder itself, something above it or outside it is no model file (LOAD-14).
+        """
+        self.put("m.gguf")
+        self.put("other.gguf")
+        outside = Path(self.mktemp()).resolve()
+        outside.write_bytes(b"secret")
+        (self.models / "link").symlink_to(outside)
+        hints = (
+            ".",
+            "./",
+            "",
+            "..",
+            "sub/..",
+            str(outside),
+            "/",
+            "/etc/passwd",
+            f"../{outside.name}",
+            "link",
+            "x" * 5000,
+        )
+        self.assertEqual(self.listed("m.gguf", hints=hints), ["m.gguf"])
+
+    def test_an_option_folder_that_leads_out_is_named(self) -> None:
+        """
+        A folder named by an option that holds a link out of the models folder costs a warning, not the load (LOAD-14).
+        """
+        self.put("m.gguf")
+        outside = Path(self.mktemp()).resolve()
+        outside.write_bytes(b"secret")
+        self.put("voices/a")
+        (self.models / "voices" / "evil").symlink_to(outside)
+        found = list_sources(self.models, "tiny", ["m.gguf"], ["voices"])
+        self.assertEqual([file.relative for file in found.files], ["m.gguf", "voices/a"])
+        self.assertEqual(found.missing, ("voices",))
+
+    def test_links_inside_are_followed(self) -> None:
+        """
+        Links between files and folders of the models folder are content; a circle ends; one to nothing is named
+        (LOAD-13, LOAD-14).
+        """
+        self.put("blobs/1", b"12345")
+        self.put("shared/s")
+        (self.models / "repo").mkdir()
+        (self.models / "repo" / "m.bin").symlink_to("../blobs/1")
+        (self.models / "repo" / "sub").symlink_to("../shared")
+        (self.models / "repo" / "circle").symlink_to(".")
+        (self.models / "repo" / "dead").symlink_to("nowhere")
+        found = list_sources(self.models, "tiny", ["repo"])
+        self.assertEqual([(file.relative, file.size) for file in found.files], [("repo/m.bin", 5), ("repo/sub/s", 1)])
+        self.assertEqual(found.missing, ("repo/dead",))
+
+    def test_escapes_are_refused(self) -> None:
+        """
+        A sibling folder whose name begins like ours, a folder link out, and a file that is none are refused (LOAD-14).
+        """
+        evil = self.models.with_name(self.models.name + "-evil").resolve()
+        evil.mkdir()
+        (evil / "x").write_bytes(b"secret")
+        (self.models / "sibling").symlink_to(evil)
+        (self.models / "file").symlink_to(evil / "x")
+        os.mkfifo(self.models / "pipe")
+        for name in ("sibling", "file", "pipe", f"../{evil.name}/x"):
+            self.assertRaises(SourceMissing, list_sources, self.models, "tiny", [name])
+
+    def test_what_the_disk_refuses_is_named(self) -> None:
+        """
+        A name no file system takes is an error that names it.
+        """
+        self.assertIn("too long", str(self.assertRaises(SourceMissing, self.listed, "x" * 300)))
 
 
 class DigestTests(ModelsCase):
