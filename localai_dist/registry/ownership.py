@@ -38,6 +38,19 @@ class Ownership:
             raise StoreUnavailable("the claim returned no epoch")
         return Epoch(row["epoch"])
 
+    async def reclaim(self, node: NodeId, instance: InstanceId, epoch: Epoch) -> Epoch:
+        """
+        Take a tunnel back that this instance claimed with ``epoch`` and still holds.
+
+        Raises:
+            FencedOut: somebody claimed it since; nothing was changed.
+        """
+        values = {"node": node, "instance": instance, "epoch": epoch}
+        row = await self._pool.fetch_one(SQL["reclaim"], values)
+        if row is None:
+            raise FencedOut(f"the tunnel of node {node} was claimed by somebody else since epoch {epoch}")
+        return Epoch(row["epoch"])
+
     @acts_on("fenced", "ownership.release")
     async def release(self, node: NodeId, instance: InstanceId, epoch: Epoch) -> None:
         """

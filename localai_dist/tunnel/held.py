@@ -48,6 +48,9 @@ class OwnershipLike(Protocol):
     def claim(self, node: NodeId, instance: InstanceId) -> Awaitable[Epoch]:
         """Make ``instance`` the owner, unconditionally; the new epoch."""
 
+    def reclaim(self, node: NodeId, instance: InstanceId, epoch: Epoch) -> Awaitable[Epoch]:
+        """As ``claim``, unless somebody claimed the node since ``epoch``: raises ``FencedOut``."""
+
     def release(self, node: NodeId, instance: InstanceId, epoch: Epoch) -> Awaitable[None]:
         """End exactly that ownership; raises ``FencedOut`` if it is no longer the row's."""
 
@@ -141,7 +144,9 @@ class HeldTunnels:
         """
         Claim anew every tunnel that is still held: this instance was swept while it was silent.
 
-        The claim's epoch moves, the attachment does not.
+        The claim's epoch moves, the attachment does not. A node that somebody else claimed meanwhile has moved: what
+        is left of its tunnel here is closed. (The original claims it all the same, and a frontend that was frozen
+        takes a tunnel away from its new owner.)
 
         Raises:
             StoreError: the database did not answer; the rest was not claimed.
@@ -198,7 +203,11 @@ class HeldTunnels:
         if held is None or not held.session.is_open:
             return
         # A detach meanwhile waits at the gate and reads the epoch only then.
-        held.epoch = await self._ownership.claim(node, self.instance)
+        try:
+            held.epoch = await self._ownership.reclaim(node, self.instance, held.epoch)
+        except FencedOut:
+            self.log.info("node {node} has moved while this frontend was silent, closing what is left here", node=node)
+            held.session.close()
 
     async def _release(self, node: NodeId, epoch: Epoch) -> None:
         """Release within the timeout; without an answer the row is looked at later."""

@@ -164,6 +164,23 @@ class PresenceTests(OwnershipCase):
         await self.pool_.stop()
         await self.assert_raises(StoreUnavailable, self.ownership.route(N1, grace=GRACE))
 
+    async def test_only_a_tunnel_that_nobody_took_is_reclaimed(self) -> None:
+        """A swept frontend takes back what is still its own; what was claimed by another one since, never (CLUS-21)."""
+        await self.begin(F1, F2)
+        old = await self.ownership.claim(N1, F1)
+        await self.instances.deregister(F1)
+        await self.instances.register(F1, None, "1", "hash")
+        new = await self.ownership.reclaim(N1, F1, old)
+        self.assertNotEqual(new, old)
+        self.assertEqual(await self.ownership.held_by(F1), {N1: new})
+        moved = await self.ownership.claim(N1, F2)
+        await self.assert_raises(FencedOut, self.ownership.reclaim(N1, F1, new))
+        self.assertEqual(await self.ownership.held_by(F2), {N1: moved})
+        await self.pool_.execute("delete from node_connections")
+        self.assertEqual(await self.ownership.held_by(F1), {})
+        again = await self.ownership.reclaim(N1, F1, new)  # its row was purged: nobody has it
+        self.assertEqual(await self.ownership.held_by(F1), {N1: again})
+
 
 class InstanceTests(OwnershipCase):
     """Frontends."""

@@ -40,6 +40,14 @@ class Rows:
         self.rows[node] = (instance, Epoch(self._epoch))
         return Epoch(self._epoch)
 
+    async def reclaim(self, node: NodeId, instance: InstanceId, epoch: Epoch) -> Epoch:
+        """Only if nobody claimed it since."""
+        _, known = self.rows.get(node, (instance, epoch))
+        if known != epoch:
+            await self._answer()
+            raise FencedOut("not yours")
+        return await self.claim(node, instance)
+
     async def release(self, node: NodeId, instance: InstanceId, epoch: Epoch) -> None:
         """Only exactly that claim."""
         await self._answer()

@@ -154,6 +154,17 @@ class HeldTunnelsTests(SynchronousTestCase):
         self.successResultOf(begin(self.held.detach(attachment)))
         self.assertEqual(self.rows.rows, {})
 
+    def test_reclaim_takes_no_tunnel_that_moved(self) -> None:
+        """A frontend that was frozen and wakes up leaves a node alone that has another owner by now (CLUS-21)."""
+        attached = begin(self.held.attach(N, left := session()))
+        attachment = self.successResultOf(attached)
+        elsewhere = self.successResultOf(begin(self.rows.claim(N, InstanceId("elsewhere"))))
+        self.successResultOf(begin(self.held.reclaim()))
+        self.assertEqual(self.rows.rows, {N: ("elsewhere", elsewhere)})
+        self.assertTrue(left.closed_here)
+        self.successResultOf(begin(self.held.detach(attachment)))
+        self.assertEqual(self.rows.rows, {N: ("elsewhere", elsewhere)})
+
     def test_a_detach_during_a_reclaim_releases_the_new_claim(self) -> None:
         """A tunnel lost while it is claimed anew leaves no row behind."""
         attachment = self.successResultOf(begin(self.held.attach(N, session())))

@@ -10,6 +10,18 @@ on conflict (node_id) do update set
     connected_at = excluded.connected_at, disconnected_at = null
 returning epoch;
 
+-- name: reclaim
+-- Take a tunnel back whose holder was taken for dead: only if nobody claimed the node since, so that a frontend that
+-- was frozen and wakes up never takes a tunnel that moved meanwhile.
+-- acts: none
+insert into node_connections (node_id, owner_instance_id, epoch, connected_at, disconnected_at)
+values (%(node)s, %(instance)s, nextval('node_connection_epochs'), now(), null)
+on conflict (node_id) do update set
+    owner_instance_id = excluded.owner_instance_id, epoch = excluded.epoch,
+    connected_at = excluded.connected_at, disconnected_at = null
+where node_connections.epoch = %(epoch)s
+returning epoch;
+
 -- name: release
 -- Give a tunnel up: only the very claim that is named, by equality.
 -- acts: fenced
