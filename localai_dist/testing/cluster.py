@@ -48,6 +48,8 @@ class Plan:
         postgres: ``auto``, ``system``, ``embedded`` or a libpq URI of a running server.
         frontend_env: given to every frontend, over what the cluster gives.
         worker_env: the same for the workers.
+        way: from the numbers of a worker and of a frontend, and that one's URL, to the URL the worker is told; for a
+            proxy in between.
         auto_approve: admit the workers without an operator.
         ready_file: where the ready file goes; None: ``ready.json`` in the state folder.
         durable: False lets a launched PostgreSQL forget what a power cut would interrupt; for tests.
@@ -61,6 +63,7 @@ class Plan:
     postgres: str = "auto"
     frontend_env: Mapping[str, str] = field(default_factory=dict)
     worker_env: Mapping[str, str] = field(default_factory=dict)
+    way: Callable[[int, int, str], str] = lambda worker, frontend, url: url
     auto_approve: bool = True
     ready_file: Path | None = None
     durable: bool = True
@@ -179,10 +182,9 @@ class Cluster:
     def _worker(self, index: int) -> Worker:
         name = f"worker-{index}"
         folder = self.state.folder(name, inside=["data", "models", "backends"])
-        turn = index % len(self.frontends)
         first, probe = self._ports.backends(), self._ports.one()
         env = {
-            "LOCALAI_REGISTER_TO": ",".join(it.url for it in [*self.frontends[turn:], *self.frontends[:turn]]),
+            "LOCALAI_REGISTER_TO": ",".join(self._ways(index)),
             "LOCALAI_REGISTRATION_TOKEN": self.secrets.registration_token,
             "LOCALAI_NODE_NAME": name,
             "LOCALAI_SERVE_ADDR": f"127.0.0.1:{first}",
@@ -195,6 +197,12 @@ class Cluster:
         }
         url = f"http://127.0.0.1:{probe}"
         return Worker(probe_url=url, folder=folder, **self.program(name, "localai-worker", env))
+
+    def _ways(self, worker: int) -> list[str]:
+        """The addresses of every frontend as one worker is told them, another one first for each worker."""
+        told = [self.plan.way(worker, index, frontend.url) for index, frontend in enumerate(self.frontends)]
+        turn = worker % len(told)
+        return [*told[turn:], *told[:turn]]
 
     def program(self, name: str, program: str, env: Mapping[str, str]) -> dict[str, Any]:
         """What a ``Child`` called ``name`` that runs one of our daemons is made with."""
