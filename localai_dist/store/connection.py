@@ -266,9 +266,8 @@ class Connection:
             answer.errback(fault.error if fault is not None else result)
         else:
             answer.callback(result)
-        waiters, self._idle_waiters = self._idle_waiters, []
-        for waiter in waiters:
-            waiter.callback(None)
+        while self._idle_waiters and not self.busy:  # whoever was answered may have begun the next statement by now
+            self._idle_waiters.pop(0).callback(None)
 
     def _fault(self, failure: Failure, unsent: bool) -> Fault | None:
         """What a failed statement means; None for a mistake of the caller (a missing parameter, say)."""

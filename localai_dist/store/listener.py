@@ -121,7 +121,7 @@ class Listener:
         try:
             await self._connected()
             await self._run(f"listen {_quoted(channel)}", self._connection)
-        except StoreError:
+        except BaseException:  # also a caller that gave up: it must not be called for a subscription it has not got
             callbacks.remove(callback)
             if not callbacks:
                 self._channels.pop(channel, None)
@@ -173,7 +173,10 @@ class Listener:
                 raise StoreUnavailable("the listening connection was lost")
             await connection.run(sql, timeout=timeout)
         finally:
-            self._lock.release()
+            if connection is not None and connection.busy:  # the caller gave up; the statement runs on
+                connection.when_idle().addCallback(lambda _: self._lock.release())
+            else:
+                self._lock.release()
 
     async def _heartbeat(self) -> None:
         try:

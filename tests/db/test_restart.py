@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import CancelledError, Deferred
 
 from localai_dist.store.errors import StoreUnavailable
 from localai_dist.store.schema import migrate_sync
@@ -105,6 +105,20 @@ class ListenerTests(DatabaseTestCase):
         self.assertEqual(told, ["maybe missed something"])
         await pool.fetch("select pg_notify('silent', 'after')")
         await until(lambda: heard == ["after"], "the notification is heard")
+
+    async def test_one_who_gives_up_listening(self) -> None:
+        """A caller that leaves while LISTEN is under way hears nothing, and the connection goes on working."""
+        pool = await self.pool()
+        listener = await self.listener(beat=0.05)
+        given_up: list[str] = []
+        heard: list[str] = []
+        leaving = Deferred.fromCoroutine(listener.listen("left", given_up.append))
+        leaving.cancel()
+        await self.assert_raises(CancelledError, leaving)
+        await listener.listen("left", heard.append)
+        await pool.fetch("select pg_notify('left', 'x')")
+        await until(lambda: heard == ["x"], "the other one hears")
+        self.assertEqual((given_up, listener.connects), ([], 1))
 
     async def test_nobody_can_listen_while_the_database_is_away(self) -> None:
         """Subscribing without a connection fails within a bound and registers nothing."""
