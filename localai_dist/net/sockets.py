@@ -13,13 +13,20 @@ NOTSENT: Final = 128 * KiB
 rule 4."""
 
 
-def hold_little_unsent(transport: Any) -> None:
-    """Keep the kernel's unsent queue short (Linux; elsewhere, and for what is no TCP socket, nothing happens)."""
+def tune(transport: Any) -> None:
+    """
+    Send small frames at once, and keep the kernel's unsent queue short.
+
+    With Nagle's algorithm a small frame waits for the acknowledgement of the one before, which the far kernel delays
+    by 40 ms: measured, a short request through the tunnel took 57 ms instead of 20. autobahn's own option comes too
+    late on the dialling side. Where there is no TCP socket (and for the queue: no Linux) nothing happens.
+    """
     while hasattr(transport, "transport") and not isinstance(getattr(transport, "socket", None), socket.socket):
         transport = transport.transport
     handle = getattr(transport, "socket", None)
     if isinstance(handle, socket.socket):
         try:
+            handle.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             handle.setsockopt(socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT, NOTSENT)
         except OSError:
             pass

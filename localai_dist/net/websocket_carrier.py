@@ -18,7 +18,7 @@ from twisted.python.failure import Failure
 
 from localai_dist.net.carrier import CarrierUser
 from localai_dist.net.errors import DialRefused
-from localai_dist.net.sockets import hold_little_unsent
+from localai_dist.net.sockets import tune
 from localai_dist.units import KiB, MiB
 
 MESSAGE_MAX: Final = 1 * MiB + 4 * KiB
@@ -63,7 +63,7 @@ class WebSocketCarrier:
 
     def wire_opened(self) -> None:
         """The upgrade is complete on this end."""
-        hold_little_unsent(self._wire.transport)
+        tune(self._wire.transport)
         self.pull = not ISSLTransport.providedBy(self._wire.transport)
         self.opened.callback(None)
 

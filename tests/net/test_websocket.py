@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -142,6 +143,16 @@ class DialTests(WebSocketCase):
         while session.stream_count or server.stream_count:
             await pause(0.01)
         self.assertIsNotNone(session.rtt)
+
+    async def test_small_frames_are_sent_at_once(self) -> None:
+        """Both ends of a tunnel have Nagle's algorithm off, else a short request stands still for 40 ms (MUX-20)."""
+        session = await self.dial()
+        await self.root.got
+        ends = [it.socket for it in reactor.getReaders() if type(it).__name__ in ("Server", "Client")]
+        self.assertEqual(len(ends), 2)
+        for end in ends:
+            self.assertTrue(end.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        self.assertTrue(session.is_open)
 
     async def test_close_code_reaches_the_peer(self) -> None:
         """A closed session ends the other one, which knows the close code (MUX-12)."""
