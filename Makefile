@@ -49,6 +49,10 @@ check: $(VENV)/.test
 attacks: $(VENV)/.test
 	@$(BIN)/python -m tests.attacks
 
+# FUZZ="FRAMES SEED" repeats a find.
+fuzz: $(VENV)/.test
+	@$(BIN)/python -m tests.mux.fuzz $(FUZZ)
+
 bench: $(VENV)/.test
 	@$(BIN)/python -m bench
 

@@ -9,6 +9,8 @@ What can go wrong between two ends of a connection.
     ├── HandshakeLate     an opening frame did not come in time
     └── StreamEnded       the stream ended before a whole opening frame
     SessionLost           mux.errors.SessionDead, and a Twisted ConnectionLost: how a dead session ends its streams
+    ├── SessionSilent     nothing was received for too long
+    └── SessionClosedHere this end closed it on purpose
     StreamCutShort        mux.errors.StreamReset, and a Twisted ConnectionLost: how a reset ends a stream
 """
 
@@ -63,6 +65,10 @@ class SessionLost(SessionDead, ConnectionLost):
 
 class SessionSilent(KeepaliveTimeout, SessionLost):
     """The session died because nothing was received for too long."""
+
+
+class SessionClosedHere(SessionLost):
+    """This end closed the session; for its streams a death like any other, for a splice a plain shutdown."""
 
 
 class StreamCutShort(StreamReset, ConnectionLost):

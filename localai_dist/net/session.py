@@ -20,7 +20,7 @@ from localai_dist.mux.session import Session
 from localai_dist.mux.stream import Stream
 from localai_dist.net.carrier import Carrier
 from localai_dist.net.config import SessionConfig, SessionEnd
-from localai_dist.net.errors import SessionLost, SessionSilent
+from localai_dist.net.errors import SessionClosedHere, SessionLost, SessionSilent
 from localai_dist.net.stream import MuxStream
 
 FIRST_PINGS: Final = 4
@@ -150,7 +150,7 @@ class MuxSession:
     def close(self) -> None:
         """Go-away, flush, close the connection with code 1000; streams still open get session death."""
         if self._closed is None:
-            self._finish(GoAway.NORMAL, Failure(SessionLost("the session was closed here")), CLOSE_NORMAL)
+            self._finish(GoAway.NORMAL, Failure(SessionClosedHere("the session was closed here")), CLOSE_NORMAL)
 
     # -- called by the carrier -------------------------------------------------------------------------------------
 
@@ -271,7 +271,12 @@ class MuxSession:
     def _open_waiting(self) -> None:
         while self._waiting and not self.core.backlog_full and not self.core.closing:
             waiter, traffic = self._waiting.popleft()
-            waiter.callback(self._open_now(traffic))
+            try:
+                stream = self._open_now(traffic)
+            except LocalProtocolError:  # the last stream id went while it waited
+                waiter.errback()
+            else:
+                waiter.callback(stream)
 
     def _give_up_waiting(self, waiter: Deferred[MuxStream]) -> None:
         self._waiting = deque(entry for entry in self._waiting if entry[0] is not waiter)

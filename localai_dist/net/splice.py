@@ -21,6 +21,8 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from localai_dist.mux.errors import SessionDead, StreamReset
+from localai_dist.net.errors import SessionClosedHere
+from localai_dist.net.sockets import tune
 from localai_dist.net.stream import MuxStream
 
 
@@ -47,10 +49,11 @@ def is_clean(reason: Failure) -> bool:
     Whether a transport that ended for ``reason`` ended cleanly.
 
     The mux's own endings come first: a dead session wraps whatever the connection below said, an end of data included.
+    Only the plain shutdown of a session by this end is clean.
     """
     error = reason.value
     if isinstance(error, SessionDead):
-        return False
+        return type(error) is SessionClosedHere
     if isinstance(error, StreamReset):
         return not error.remote
     return isinstance(error, ConnectionDone | ConnectionAborted)
@@ -173,4 +176,5 @@ class _Holder(Protocol):
     reason: Failure | None = None
 
     def connectionMade(self) -> None:
+        tune(self.transport)
         self.transport.pauseProducing()  # type: ignore[union-attr]

@@ -9,6 +9,7 @@ stream's queue; a registered producer is paused above 64 KiB, as by a TCP transp
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from twisted.internet.defer import Deferred
@@ -28,8 +29,9 @@ from zope.interface import implementer
 from localai_dist.mux.classes import TrafficClass
 from localai_dist.mux.errors import RemoteProtocolError
 from localai_dist.mux.stream import State, Stream
-from localai_dist.net.errors import StreamCutShort, StreamEnded
+from localai_dist.net.errors import SessionClosedHere, SessionLost, StreamCutShort, StreamEnded
 from localai_dist.net.feed import Feed
+from localai_dist.net.socketless import Socketless
 
 if TYPE_CHECKING:
     from localai_dist.net.session import MuxSession
@@ -40,7 +42,7 @@ StreamCloseTimeout. While written bytes are still to be sent no time runs: a slo
 
 
 @implementer(ITCPTransport, IConsumer, IPushProducer)
-class MuxStream:
+class MuxStream(Socketless):
     """
     One end of a stream.
 
@@ -188,7 +190,11 @@ class MuxStream:
             self._lose(Failure(StreamCutShort(text, remote=True)))
 
     def session_ended(self, reason: Failure) -> None:
-        """Called by the session when it dies."""
+        """Called by the session when it dies; bytes nobody took make even a plain shutdown of ours a loss."""
+        if self._unread_size and reason.check(SessionClosedHere):
+            reason = Failure(
+                SessionLost(f"{reason.getErrorMessage()}, {self._unread_size} received bytes were not taken")
+            )
         self._lose(reason)
         self._settle()
 
@@ -234,12 +240,7 @@ class MuxStream:
     def _deliver_one(self, data: bytes) -> None:
         self._unread_size -= len(data)
         self._returned = 0
-        try:
-            assert self.protocol is not None
-            self.protocol.dataReceived(data)
-        except Exception:  # noqa: BLE001 - as a Twisted transport does: log it, end this connection
-            self._log.failure("the protocol of {stream} failed", stream=self)
-            self.abortConnection()
+        self._tell(self.protocol.dataReceived, data)
         self._consumed(len(data) - self._returned)
 
     def _consumed(self, count: int) -> None:
@@ -254,7 +255,7 @@ class MuxStream:
         self._half_closed_told = True
         protocol = self.protocol
         if IHalfCloseableProtocol.providedBy(protocol) and not self.disconnecting:
-            protocol.readConnectionLost()
+            self._tell(protocol.readConnectionLost)
         if not IHalfCloseableProtocol.providedBy(protocol) or self._both_finished():
             self._end_cleanly()
 
@@ -300,7 +301,7 @@ class MuxStream:
         if not core.writable and not core.queued and not core.fin_due:
             self._fin_sent()
         else:
-            self._feed.queue_shrank(core.queued)
+            self._tell(self._feed.queue_shrank, core.queued)
 
     def loseWriteConnection(self) -> None:
         """Half-close: FIN after what was written; reading goes on."""
@@ -337,7 +338,7 @@ class MuxStream:
 
     def _fin_sent(self) -> None:
         if not self.disconnecting and IHalfCloseableProtocol.providedBy(self.protocol):
-            self.protocol.writeConnectionLost()
+            self._tell(self.protocol.writeConnectionLost)
         if self.disconnecting or (self._finish_seen and self._half_closed_told):
             self._end_cleanly()
 
@@ -357,7 +358,7 @@ class MuxStream:
             return
         self._lost = reason
         self._drop_unread()
-        self._feed.stop()
+        self._tell(self._feed.stop)
         if self._reader is not None:
             self._feed_reader()
         self._settle()
@@ -373,8 +374,15 @@ class MuxStream:
         if self.protocol is None or self._lost_told:
             return
         self._lost_told = True
-        assert self._lost is not None
-        self.protocol.connectionLost(self._lost)
+        self._tell(self.protocol.connectionLost, self._lost)
+
+    def _tell(self, what: Callable[..., Any], *arguments: Any) -> None:
+        """Call the application; as with a Twisted transport its mistake is logged and costs this stream only."""
+        try:
+            what(*arguments)
+        except Exception:  # noqa: BLE001 - one stream's trouble must not stop the others' turn
+            self._log.failure("the application of {stream} failed", stream=self)
+            self.abortConnection()
 
     def _settle(self) -> None:
         """Leave the session once nothing is left in either direction; linger for the peer's FIN, not for ever."""
@@ -390,27 +398,3 @@ class MuxStream:
         self._linger_call = None
         self._reset_core()
         self._settle()
-
-    # -- the rest of a transport -----------------------------------------------------------------------------------
-
-    def getPeer(self) -> Any:
-        """The far address of the session's connection."""
-        return self.session.peer
-
-    def getHost(self) -> Any:
-        """Our address of the session's connection."""
-        return self.session.host
-
-    def setTcpNoDelay(self, enabled: bool) -> None:
-        """Nothing to do: a stream never waits to fill a frame."""
-
-    def getTcpNoDelay(self) -> bool:
-        """Always true."""
-        return True
-
-    def setTcpKeepAlive(self, enabled: bool) -> None:
-        """Nothing to do: the session has a keepalive."""
-
-    def getTcpKeepAlive(self) -> bool:
-        """Always true."""
-        return True
