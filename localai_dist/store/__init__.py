@@ -7,6 +7,7 @@ Read in this order::
     dsn.py          a database URL with our defaults in it, and without its password (pure)
     names.py        the database's host looked up in a thread
     statements.py   named SQL out of sql/*.sql
+    acting.py       the closed list of what deletes, demotes or evicts (pure)
     connection.py   one connection, from open to lost; never reopened
     transaction.py  a transaction around a coroutine
     healing.py      opens a connection, and the next one when it was lost

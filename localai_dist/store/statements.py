@@ -9,7 +9,7 @@ A file is a sequence of statements, each under a header and a comment that says 
     update replicas set last_used = now() where ...;
 
 ``acts`` stands on each statement that changes or deletes rows: ``none``, or the ground it deletes, demotes or evicts on
-(see ``registry/acting.py``).
+(see ``acting.py``).
 Parameters are psycopg2's: ``%(name)s``; a literal per cent sign is ``%%``.
 """
 

@@ -79,17 +79,24 @@ def runners() -> dict[str, set[str]]:
     """For each acting statement the functions that name it, as ``module.Class.method``."""
     found: dict[str, set[str]] = {statement: set() for statement in ACTS}
     for path, tree in sources():
-        loaded = {
-            node.args[0].value.removesuffix(".sql")  # type: ignore[union-attr]
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "load_statements"
-        }
+        loaded = set(_files_loaded(tree))
         for each in within(tree):
             if isinstance(each.node, ast.Constant) and isinstance(each.node.value, str):
                 for file in loaded:
                     if (statement := f"{file}.{each.node.value}") in found and each.function:
                         found[statement].add(f"{module_of(path)}.{each.function}")
     return found
+
+
+def _files_loaded(tree: ast.Module) -> Iterator[str]:
+    """The files whose statements a module has, loaded by itself or taken from the module that did."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Name(id="load_statements"), args=[ast.Constant(value=str(file))]):
+                yield file.removesuffix(".sql")
+            case ast.ImportFrom(module=str(module), names=names) if any("SQL" in alias.name for alias in names):
+                source = PACKAGE.parent.joinpath(*module.split(".")).with_suffix(".py")
+                yield from _files_loaded(ast.parse(source.read_text(encoding="utf-8")))
 
 
 def callers() -> dict[str, set[str]]:
@@ -134,7 +141,7 @@ def sql_in_python() -> dict[str, list[str]]:
             and isinstance(node.body[0], ast.Expr)
         }
         for node in ast.walk(tree):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
-                if IN_PYTHON.search(node.value):
-                    found.setdefault(module_of(path), []).append(node.value)
+            text = node.value if isinstance(node, ast.Constant) and id(node) not in docs else None
+            if isinstance(text, str) and IN_PYTHON.search(text):
+                found.setdefault(module_of(path), []).append(text)
     return found
