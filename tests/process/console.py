@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from localai_dist.testing.waiting import until
+from localai_dist.testing.waiting import NeverCame, until
 from tests.support.pages import Command, matches
 
 BOUND = 120.0
@@ -103,7 +103,10 @@ class Machine:
         def shown() -> bool:
             return matches(command.expected, log.read_text(errors="replace")) or process.poll() is not None
 
-        until(f"what line {command.number} shows", shown, BOUND)
+        try:
+            until(f"what line {command.number} shows", shown, BOUND)
+        except NeverCame as late:
+            raise AssertionError(f"{late}; it printed:\n{log.read_text(errors='replace')}") from None
         assert process.poll() is None, f"line {command.number} ended: {log.read_text(errors='replace')}"
 
     def _popen(self, argv: list[str], **more: object) -> subprocess.Popen[bytes]:

@@ -22,6 +22,7 @@ from localai_dist.testing.postgres import PostgresServer
 from localai_dist.testing.state import State
 from tests.process import kit
 from tests.process.console import Machine
+from tests.process.test_make_demo import borrow_venv
 from tests.support.pages import Command, commands_of, pages
 
 ROOT = checkout()
@@ -94,16 +95,17 @@ def checkout_with_demo(_page: str) -> Iterator[tuple[dict[str, str], dict[str, M
         state.open()
         key = state.secrets().api_key
         state.close()
+        venv = folder / "venv"
+        borrow_venv(venv)
         machine = Machine(folder, child_environment({}), cwd=ROOT)
         try:
             yield (
                 {
-                    # -o: what runs these tests is installed already.
-                    "make demo": f"make -o {sys.prefix}/.run demo VENV={sys.prefix} "
-                    f"DEMO='--state {state.root} --http-port {port}'",
+                    # -o: whatever the times of files say, nothing is installed.
+                    "make demo": f"make -o {venv}/.run demo VENV={venv} DEMO='--state {state.root} --http-port {port}'",
                     "127.0.0.1:8080": f"127.0.0.1:{port}",
                     "127.0.0.1:8081": f"127.0.0.1:{port + 1}",
-                    ".venv/": f"{sys.prefix}/",
+                    ".venv/bin": f"{venv}/bin",
                     DEMO_KEY: key,
                 },
                 {"": machine},

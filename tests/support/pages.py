@@ -145,9 +145,9 @@ def _commands(block: Block) -> list[Command]:
 
 
 def _mapped(text: str, table: Mapping[str, str]) -> str:
-    for shown, real in table.items():
-        text = text.replace(shown, real)
-    return text
+    """In one pass, the longest key first: what was put in is not looked at again."""
+    keys = "|".join(re.escape(key) for key in sorted(table, key=len, reverse=True))
+    return re.sub(keys, lambda found: table[found[0]], text) if keys else text
 
 
 def matches(expected: Sequence[str], printed: str) -> bool:
@@ -159,7 +159,7 @@ def matches(expected: Sequence[str], printed: str) -> bool:
 def _lines_match(expected: Sequence[str], printed: Sequence[str]) -> bool:
     if not expected:
         return not printed
-    if expected[0] == ANY:
+    if expected[0].strip() == ANY:
         return any(_lines_match(expected[1:], printed[skipped:]) for skipped in range(len(printed) + 1))
     return bool(printed) and _line_matches(expected[0], printed[0]) and _lines_match(expected[1:], printed[1:])
 
