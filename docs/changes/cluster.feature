@@ -1,0 +1,1 @@
+Frontends and workers form a cluster over PostgreSQL alone: a worker opens one WebSocket to any frontend, its tunnel is owned by that frontend, and every other frontend reaches the worker by relaying. No broker, no open port on a worker.

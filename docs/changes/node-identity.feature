@@ -1,0 +1,1 @@
+Each node has a credential of its own beside the shared registration token, and waits for `localai-dist nodes approve` unless nodes are approved automatically. A stranger who registers under a known name changes nothing about that node.

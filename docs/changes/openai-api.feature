@@ -1,0 +1,1 @@
+`/v1/models`, `/v1/chat/completions`, `/v1/completions` and `/v1/embeddings` answer as OpenAI's do, streamed or whole, from every frontend; errors always come in the same JSON envelope with a code that says which condition it is.

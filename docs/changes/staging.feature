@@ -1,0 +1,1 @@
+Model files dropped into the frontends' models folder are staged to the worker that loads them, verified by SHA-256, resumed after an interruption, and not moved again when they are already there. A load may take as long as it makes progress.
