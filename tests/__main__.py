@@ -26,7 +26,8 @@ WARNINGS = ["-W", "error"]
 for _known in (
     "ignore::DeprecationWarning:txpostgres",
     "ignore::DeprecationWarning:autobahn",
-    "ignore::DeprecationWarning:twisted.web.static",
+    "ignore:twisted.web.resource._UnsafeNoResource",
+    "ignore:Passing pyOpenSSL",
     "ignore:Using readBody with a transport",
 ):
     WARNINGS += ["-W", _known]
