@@ -29,6 +29,7 @@ def makeService(options: Options) -> IService:
     from twisted.internet import reactor
 
     from localai_dist.roles import agent
+    from localai_dist.roles.ending import sigterm_ends_well
 
     with one_clear_line(AgentSettings.program):
         settings = prepared(options, AgentSettings)
@@ -36,4 +37,5 @@ def makeService(options: Options) -> IService:
         settings = replace(settings, node_name=name)
         make_folder(settings.data_path, "data folder")
         check_can_listen(HostPort(LOOPBACK, settings.http_port))
+        sigterm_ends_well(reactor)
         return agent.make(settings, reactor)

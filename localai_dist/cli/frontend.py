@@ -26,6 +26,7 @@ def makeService(options: Options) -> IService:
     from twisted.internet import reactor
 
     from localai_dist.roles import frontend
+    from localai_dist.roles.ending import sigterm_ends_well
     from localai_dist.store.schema import migrate_sync
 
     with one_clear_line(FrontendSettings.program):
@@ -35,4 +36,5 @@ def makeService(options: Options) -> IService:
         make_folder(settings.models_path, "models folder")
         check_can_listen(settings.address)
         migrate_sync(settings.auth_database_url)
+        sigterm_ends_well(reactor)
         return frontend.make(settings, reactor)

@@ -28,6 +28,7 @@ def makeService(options: Options) -> IService:
     from twisted.internet import reactor
 
     from localai_dist.roles import worker
+    from localai_dist.roles.ending import sigterm_ends_well
 
     with one_clear_line(WorkerSettings.program):
         settings = prepared(options, WorkerSettings)
@@ -36,4 +37,5 @@ def makeService(options: Options) -> IService:
         make_folder(settings.models_path, "models folder")
         make_folder(settings.backends_path, "backends folder")
         check_can_listen(HostPort(LOOPBACK, settings.http_port))
+        sigterm_ends_well(reactor)
         return worker.make(settings, reactor)
