@@ -56,6 +56,8 @@ def check_key(keys: Keys, presented: str | None, *, always: bool) -> None:
     """
     if not keys and not always:
         return
+    if not keys:
+        raise unauthorized("no API key is configured here, so the routes for operators are closed: set LOCALAI_API_KEY")
     if not presented:
         raise unauthorized("an API key is required: send it as Authorization: Bearer KEY")
     if not keys.admits(presented):

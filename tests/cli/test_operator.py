@@ -125,6 +125,14 @@ class NodesTests(OperatorCase):
         self.assertIn("is not known there", err)
         self.assertNotIn("hunter2", err)
 
+    def test_no_key_at_the_frontend(self) -> None:
+        """Where the frontend has no key at all the operator is told to set one there, not to look for theirs."""
+        said = "no API key is configured here, so the routes for operators are closed: set LOCALAI_API_KEY"
+        self.answer("GET", "/api/nodes", {"error": {"message": said}}, 401)
+        self.assertEqual(
+            self.run_command("nodes", "ls"), (1, "", f"localai-dist: the frontend admits no operator: {said}\n")
+        )
+
 
 class ModelsTests(OperatorCase):
     """``localai-dist models``."""

@@ -255,6 +255,7 @@ class RefusalTests(SynchronousTestCase):
         self.assertEqual(world.send("GET", "/api/nodes", key=None).status, 401)
         self.assertEqual(world.send("GET", "/api/nodes", key="anything").status, 401)
         self.assertEqual(world.send("GET", "/api/nodes", key="").status, 401)
+        self.assertIn(b"set LOCALAI_API_KEY", world.send("GET", "/api/nodes", key="anything").body)
 
     def test_nobody_listens_for_what_failed(self) -> None:
         """

@@ -133,6 +133,8 @@ def _refused(answer: Answer, *, has_key: bool) -> ApiFailure:
     message, code, envelope = _envelope(answer)
     if answer.status == 404:
         return NotFound(message or "not found")
+    if answer.status == 401 and "LOCALAI_API_KEY" in message:
+        return ApiFailure(f"the frontend admits no operator: {message}")
     if answer.status == 401:
         hint = "the key in LOCALAI_CLI_API_KEY is not known there" if has_key else "set LOCALAI_CLI_API_KEY"
         return ApiFailure(f"the frontend wants a key: {hint}")
