@@ -24,6 +24,7 @@ SLICE: int = 8 * MiB
 """Bytes hashed per trip to the thread: each trip is one observation of progress, and where a cancel takes effect."""
 
 _MARK = "localai-dist"
+_KNOWN = 4096  # files remembered in memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,8 @@ class Digests:
                 raise SourceChanged(f"{path} changed while it was hashed; is it still being copied?")
             await self._call(_record, path, known)
         self._known[path] = known
+        while len(self._known) > _KNOWN:
+            del self._known[next(iter(self._known))]
         return known[1]
 
     async def _hash(self, path: Path, hashed: Callable[[int], None]) -> str:

@@ -21,5 +21,9 @@ class UploadRefused(StagingError):
     """The worker's file server answered with something no retry cures."""
 
 
+class NoSpace(UploadRefused):
+    """The node's disk is full; no retry cures that, and what was sent there is in the way."""
+
+
 class HoldExpired(LocalAIDistError):
     """The hold of a load is over: a stall or the cap. Reads "deadline exceeded"; a caller's cancel never does."""

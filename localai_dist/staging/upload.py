@@ -26,7 +26,7 @@ from localai_dist.mux.classes import TrafficClass
 from localai_dist.relay.body import read_beginning
 from localai_dist.staging.answers import Found, PutVerdict, ResumeAt, There, Verifying, judge_put, read_probe
 from localai_dist.staging.digests import Digests
-from localai_dist.staging.errors import UploadRefused
+from localai_dist.staging.errors import NoSpace, UploadRefused
 from localai_dist.staging.piece import PieceBody
 from localai_dist.staging.plan import SourceFile, StagedFile, next_piece, total_size
 from localai_dist.staging.progress import Progress
@@ -50,6 +50,9 @@ VERIFY_POLL = 1.0
 
 PROBE_TIMEOUT = 60.0
 """A HEAD without an answer for so long is tried again on a fresh stream (s)."""
+
+NO_SPACE = 507
+"""A worker's answer when its disk is full."""
 
 _RESTARTS = 1
 _ANSWER_LIMIT = 64 * 1024
@@ -298,7 +301,8 @@ class Upload:
 
     def _refused(self, status: int, text: str) -> UploadRefused:
         where = f"staging {self._file.relative} on node {self._node}"
-        return UploadRefused(f"{where}: the worker answered {status}: {text or 'no reason given'}")
+        kind = NoSpace if status == NO_SPACE else UploadRefused
+        return kind(f"{where}: the worker answered {status}: {text or 'no reason given'}")
 
 
 async def _text(response: IResponse) -> str:

@@ -27,6 +27,10 @@ TARGET_SUFFIX = ".sha256.target"
 """Beside an unfinished file: the SHA-256 it is to have, and its size."""
 
 
+EPHEMERAL = "ephemeral"
+"""First part of the keys of single requests' files: ``ephemeral/<request>/…``, in the staging area."""
+
+
 class InvalidKey(InvalidName):
     """A staging key that names nothing inside its area."""
 
@@ -116,6 +120,33 @@ def model_folder(model: str) -> StagingKey:
         InvalidKey: the name would leave the models folder.
     """
     return parse_key(f"models/{model}")
+
+
+def ephemeral_folder(request: str) -> StagingKey:
+    """
+    The folder of one request's files.
+
+    Raises:
+        InvalidKey: ``request`` can't be one folder's name.
+    """
+    key = parse_key(f"{EPHEMERAL}/{request}")
+    if len(key.parts) != 2:
+        raise InvalidKey(f"{request[:80]!r} is no request id: it has a / in it")
+    return key
+
+
+def ephemeral_key(request: str, name: str) -> str:
+    """
+    The key of an input file of a single request: ``ephemeral/<request>/inputs/<name>``.
+
+    Raises:
+        InvalidKey: either can't be one part of a path.
+    """
+    folder = ephemeral_folder(request)
+    key = parse_key(f"{folder}/inputs/{name}")
+    if len(key.parts) != 4:
+        raise InvalidKey(f"{name[:80]!r} is no file's name: it has a / in it")
+    return str(key)
 
 
 def is_sidecar(name: str) -> bool:

@@ -5,6 +5,8 @@ A verb is a path below ``/v1/control/`` and a shape: ``unary`` (one JSON body ea
 JSON: progress lines, then exactly one reply line) or ``silent`` (204). A verb's *own* failure is an answer with
 ``error`` set, never an HTTP status; 404 means this worker does not know the verb.
 
+``file_verbs`` has the verbs about files.
+
 Source: docs/wire/verbs.md; wire contract §6, surface §1.7.
 """
 

@@ -7,6 +7,8 @@ What can go wrong on a worker::
     ├── InstallFailed      a backend could not be installed
     ├── StartFailed        a backend did not come up
     ├── StillRunning       a process would not end
+    ├── NoRoom             files of requests have all the room they may have
+    ├── RequestOver        a file for a request that was released
     ├── NotReached         no frontend answered
     └── RegistrationRefused  the frontend will never take this registration
 """
@@ -38,6 +40,14 @@ class StartFailed(WorkerError):
 
 class StillRunning(WorkerError):
     """A process survived being told to end, SIGKILL included."""
+
+
+class NoRoom(WorkerError):
+    """A request's file does not fit; the text names the bound, and what is taken."""
+
+
+class RequestOver(WorkerError):
+    """A file came for a request whose files were released."""
 
 
 class NotReached(WorkerError):

@@ -15,7 +15,7 @@ import msgspec
 from twisted.web.server import NOT_DONE_YET
 from twisted.web.static import NoRangeStaticProducer
 
-from localai_dist.errors import UserMistake
+from localai_dist.errors import InvalidName, UserMistake
 from localai_dist.net.request import StreamingRequest
 from localai_dist.wire.files import (
     CONTENT_RANGE,
@@ -31,7 +31,7 @@ from localai_dist.wire.files import (
     parse_content_range,
     parse_sha256,
 )
-from localai_dist.wire.keys import HASH_SUFFIX, TARGET_SUFFIX, is_sidecar, parse_key, parse_prefix
+from localai_dist.wire.keys import HASH_SUFFIX, TARGET_SUFFIX, StagingKey, is_sidecar, parse_key, parse_prefix
 from localai_dist.worker.answers import (
     Absent,
     Conflict,
@@ -44,10 +44,12 @@ from localai_dist.worker.answers import (
     Whole,
 )
 from localai_dist.worker.containment import Areas
-from localai_dist.worker.errors import EscapesRoot
+from localai_dist.worker.errors import EscapesRoot, NoRoom, RequestOver
 from localai_dist.worker.offload import Offload
+from localai_dist.worker.request_files import RequestFiles
 from localai_dist.worker.resources import GuardedResource, refusal, respond, rest_of_path
-from localai_dist.worker.uploads import DRAFT_SUFFIX, Uploads
+from localai_dist.worker.sums import DRAFT_SUFFIX
+from localai_dist.worker.uploads import Uploads
 
 _NOT_FOUND = "there is no such file"
 _HIDDEN = (HASH_SUFFIX, TARGET_SUFFIX, DRAFT_SUFFIX, HASH_SUFFIX + ".tmp", TARGET_SUFFIX + ".tmp")
@@ -56,9 +58,12 @@ _HIDDEN = (HASH_SUFFIX, TARGET_SUFFIX, DRAFT_SUFFIX, HASH_SUFFIX + ".tmp", TARGE
 class FilesResource(GuardedResource):
     """``/v1/files/<key>`` and ``/v1/files/temp``."""
 
-    def __init__(self, token: str, *, areas: Areas, uploads: Uploads, offload: Offload, temp: Path) -> None:
+    def __init__(
+        self, token: str, *, areas: Areas, uploads: Uploads, requests: RequestFiles, offload: Offload, temp: Path
+    ) -> None:
         super().__init__(token)
         self._areas = areas
+        self._requests = requests
         self._uploads = uploads
         self._offload = offload
         self._temp = temp
@@ -72,7 +77,8 @@ class FilesResource(GuardedResource):
         if request.method == b"POST" and request.postpath == [b"temp"]:
             return respond(request, self._make_temp(request))
         try:
-            path = self._path(request)
+            key = parse_key(_key_text(request))
+            path = self._path(key)
         except (UserMistake, EscapesRoot) as error:
             return refusal(request, 400, str(error))
         if request.method == b"HEAD":
@@ -80,11 +86,11 @@ class FilesResource(GuardedResource):
         if request.method == b"GET":
             return self._get(request, path)
         if request.method == b"PUT":
-            return self._put(request, path)
+            return self._put(request, key, path)
         return self.not_allowed(request, "HEAD, GET, PUT")
 
-    def _path(self, request: StreamingRequest) -> Path:
-        path = self._areas.path(parse_key(_key_text(request)))
+    def _path(self, key: StagingKey) -> Path:
+        path = self._areas.path(key)
         for suffix in (TARGET_SUFFIX, HASH_SUFFIX):
             if path.name.endswith(suffix) and path.with_name(path.name.removesuffix(suffix)).exists():
                 raise UserMistake(f"{path.name} is kept by this worker itself, beside the file it belongs to")
@@ -112,15 +118,21 @@ class FilesResource(GuardedResource):
         NoRangeStaticProducer(request, file).start()
         return NOT_DONE_YET
 
-    def _put(self, request: StreamingRequest, path: Path) -> Any:
+    def _put(self, request: StreamingRequest, key: StagingKey, path: Path) -> Any:
         try:
             put = _put_request(request)
         except UserMistake as error:
             return refusal(request, 400, str(error))
-        return respond(request, self._take(request, path, put))
+        return respond(request, self._take(request, key, path, put))
 
-    async def _take(self, request: StreamingRequest, path: Path, put: PutRequest) -> bytes:
-        answer = await self._uploads.put(path, put, request.body)
+    async def _take(self, request: StreamingRequest, key: StagingKey, path: Path, put: PutRequest) -> bytes:
+        try:
+            async with self._requests.writing(key, put):
+                answer = await self._uploads.put(path, put, request.body)
+        except (InvalidName, RequestOver, NoRoom) as error:
+            await _drain(request)
+            status = 410 if isinstance(error, RequestOver) else 507 if isinstance(error, NoRoom) else 400
+            return refusal(request, status, str(error))
         if not request.body.ended:
             await _drain(request)
         return _put_answer(request, answer)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import secrets
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -37,9 +38,11 @@ from localai_dist.worker.logs import LogLine, LogStore
 from localai_dist.worker.offload import Offload, ThreadOffload
 from localai_dist.worker.ports import DEFAULT_RANGE, LOOPBACK, PortRange, PortTable
 from localai_dist.worker.process import Backend, Connect
+from localai_dist.worker.request_files import RequestFiles, RequestLimits
 from localai_dist.worker.router import StreamRouter
 from localai_dist.worker.server import Check, LoopbackServer, make_root
 from localai_dist.worker.supervisor import Supervisor
+from localai_dist.worker.sweeper import Sweeper
 from localai_dist.worker.uploads import Uploads
 from localai_dist.worker.verbs import Verbs, VerbTable
 
@@ -58,6 +61,7 @@ class BackendWorkerConfig:
         http_port: of our own server on loopback; 0 = any free one.
         backend_galleries: JSON text; empty = the gallery in the box.
         capability: for meta entries of a gallery.
+        request_limits: of files of single requests.
         secrets: more values that no backend may see, whatever variable they are in.
     """
 
@@ -69,6 +73,7 @@ class BackendWorkerConfig:
     http_port: int = 0
     backend_galleries: str = ""
     capability: str = DEFAULT_CAPABILITY
+    request_limits: RequestLimits | None = None
     secrets: tuple[str, ...] = ()
 
 
@@ -85,6 +90,7 @@ class WorkerServer(Service):
         ports: their range.
         checks: what ``/readyz`` asks: name -> why not, or an empty text.
         http_port: 0 = any free one.
+        sweeper: removes left-over files while this runs; None for an agent worker, which has no files.
 
     Attributes:
         supervisor: as given.
@@ -103,8 +109,10 @@ class WorkerServer(Service):
         ports: PortRange = DEFAULT_RANGE,
         checks: Mapping[str, Check] | None = None,
         http_port: int = 0,
+        sweeper: Sweeper | None = None,
     ) -> None:
         self.supervisor = supervisor
+        self._sweeper = sweeper
         resources: dict[str, Resource] = {_CONTROL: ControlResource(registration_token, verbs or {})}
         root = make_root(checks or {}, resources | dict(v1 or {}))
         self._http = LoopbackServer(root, reactor=reactor, port=http_port)
@@ -131,7 +139,7 @@ class WorkerServer(Service):
         Raises:
             UserMistake: the port is taken.
         """
-        self._http.start()
+        self._begin()
         self._log.info("this worker's own server listens on {host}:{port}", host=LOOPBACK, port=self.http_port)
 
     async def stop(self) -> None:
@@ -141,11 +149,18 @@ class WorkerServer(Service):
             if stopped.error:
                 self._log.error("left running: {error}", error=stopped.error)
         await self._http.stop()
+        if self._sweeper is not None:
+            await self._sweeper.stop()
+
+    def _begin(self) -> None:
+        self._http.start()
+        if self._sweeper is not None:
+            self._sweeper.start()
 
     def startService(self) -> None:
         """As ``start``, for a service tree."""
         super().startService()
-        self._http.start()
+        self._begin()
 
     def stopService(self) -> Deferred[None]:
         """As ``stop``, for a service tree."""
@@ -196,17 +211,20 @@ def make_backend_worker(
         line=lambda key, stream, text: _keep(logs, key, stream, text),
         offload=offload,
     )
-    verbs = Verbs(supervisor=supervisor, areas=areas, offload=offload, stop_node=stop_node)
+    uploads = Uploads(offload=offload, clock=reactor)
+    requests = RequestFiles(areas, offload=offload, now=time.time, limits=config.request_limits)
+    verbs = Verbs(supervisor=supervisor, areas=areas, requests=requests, offload=offload, stop_node=stop_node)
     return WorkerServer(
         reactor=reactor,
         registration_token=config.registration_token,
         verbs=verbs.table(),
-        v1=_file_resources(config, reactor, areas, offload)
+        v1=_file_resources(config, areas, uploads, requests, offload)
         | {"backend-logs": BackendLogsResource(config.registration_token, logs)},
         supervisor=supervisor,
         ports=config.ports,
         checks=checks,
         http_port=config.http_port,
+        sweeper=Sweeper(areas, uploads=uploads, requests=requests, offload=offload, clock=reactor, now=time.time),
     )
 
 
@@ -221,12 +239,13 @@ def grpc_connect(reactor: Any) -> Connect:
     return connect
 
 
-def _file_resources(config: BackendWorkerConfig, reactor: Any, areas: Areas, offload: Offload) -> dict[str, Resource]:
+def _file_resources(
+    config: BackendWorkerConfig, areas: Areas, uploads: Uploads, requests: RequestFiles, offload: Offload
+) -> dict[str, Resource]:
     token = config.registration_token
-    uploads = Uploads(offload=offload, clock=reactor)
     temp = config.data_path / "files" / "temp"
     return {
-        "files": FilesResource(token, areas=areas, uploads=uploads, offload=offload, temp=temp),
+        "files": FilesResource(token, areas=areas, uploads=uploads, requests=requests, offload=offload, temp=temp),
         "files-list": FilesListResource(token, areas=areas, offload=offload),
     }
 

@@ -19,6 +19,9 @@ from localai_dist.units import MiB
 from localai_dist.wire.files import Stored, Target, parse_sha256
 from localai_dist.wire.keys import HASH_SUFFIX, TARGET_SUFFIX
 
+DRAFT_SUFFIX = ".upload-tmp"
+"""Beside a file that is being sent in one go, until it is right."""
+
 STEP_BYTES = 8 * MiB
 """How much one ``RunningHash.follow`` reads at most, in pieces of 1 MiB."""
 
@@ -92,6 +95,43 @@ def wipe(path: Path) -> None:
     """Remove the file at ``path`` and what lies beside it. Whoever has it open keeps reading the old one."""
     for victim in (_beside(path, HASH_SUFFIX), path, _beside(path, TARGET_SUFFIX)):
         victim.unlink(missing_ok=True)
+
+
+def unfinished(root: Path, before: float) -> list[Path]:
+    """The files below ``root`` that are not whole and were not touched since ``before`` (s); no link is followed."""
+    marked = {
+        Path(parent, name.removesuffix(suffix))
+        for parent, _, names in os.walk(os.path.realpath(root))
+        for name in names
+        for suffix in (TARGET_SUFFIX, DRAFT_SUFFIX)
+        if name.endswith(suffix)
+    }
+    return sorted(path for path in marked if _touched(path) < before)
+
+
+def drop_unfinished(path: Path, before: float) -> bool:
+    """Remove ``path`` if it is unfinished and untouched since ``before`` (s); whether it was."""
+    if _touched(path) >= before:
+        return False
+    _beside(path, DRAFT_SUFFIX).unlink(missing_ok=True)
+    if look(path).sha256 is not None:
+        _beside(path, TARGET_SUFFIX).unlink(missing_ok=True)  # a crash came between the last two steps of finish()
+        return False
+    if not _beside(path, TARGET_SUFFIX).exists():
+        return False
+    wipe(path)
+    return True
+
+
+def _touched(path: Path) -> float:
+    """The last change of an unfinished file, or of what marks it as such (s)."""
+    stamps = [0.0]
+    for marked in (path, _beside(path, TARGET_SUFFIX), _beside(path, DRAFT_SUFFIX)):
+        try:
+            stamps.append(os.lstat(marked).st_mtime)
+        except FileNotFoundError:
+            continue
+    return max(stamps)
 
 
 def write_at(descriptor: int, offset: int, block: bytes) -> int:

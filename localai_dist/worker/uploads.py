@@ -44,14 +44,13 @@ from localai_dist.worker.answers import (
 from localai_dist.worker.blocks import BLOCK_BYTES, Blocks, Body, read_some
 from localai_dist.worker.entry import Entry
 from localai_dist.worker.offload import Offload
+from localai_dist.worker.sums import DRAFT_SUFFIX
 from localai_dist.worker.timing import after, quiet
 
 HEAD_PATIENCE = 0.5
 """Seconds a HEAD waits for a hash that is nearly there."""
 ENTRIES_KEPT = 256
 """Running hashes remembered; one that is forgotten costs a second read of its file."""
-DRAFT_SUFFIX = ".upload-tmp"
-"""Beside a file that is being sent in one go, until it is right."""
 
 
 class Uploads:
@@ -97,6 +96,23 @@ class Uploads:
         """
         entry = self._entry(path)
         return await entry.lock.run(lambda: Deferred.fromCoroutine(self._put(entry, request, body)))
+
+    async def drop_unfinished(self, path: Path, before: float) -> bool:
+        """
+        Remove what is unfinished at ``path`` and was not touched since ``before`` (wall clock, s); whether it was.
+
+        A whole file stays, and so does one that somebody writes or reads right now.
+        """
+        entry = self._entry(path)
+        if not entry.idle:
+            return False
+        return await entry.lock.run(lambda: Deferred.fromCoroutine(self._drop(entry, before)))
+
+    async def _drop(self, entry: Entry, before: float) -> bool:
+        dropped = await self._offload(sums.drop_unfinished, entry.path, before)
+        if dropped:
+            await entry.restart()
+        return dropped
 
     # -- HEAD ------------------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from twisted.logger import Logger
 
 from localai_dist.errors import InvalidName
 from localai_dist.ids import ProcessKey, parse_process_key
+from localai_dist.wire import file_verbs as files
 from localai_dist.wire import verbs as wire
 from localai_dist.wire.keys import model_folder
 from localai_dist.worker.containment import Areas
@@ -23,6 +24,7 @@ from localai_dist.worker.errors import InstallFailed
 from localai_dist.worker.gallery import parse_galleries
 from localai_dist.worker.install import Wanted
 from localai_dist.worker.offload import Offload
+from localai_dist.worker.request_files import RequestFiles
 from localai_dist.worker.supervisor import Stopped, Supervisor
 
 Tell: TypeAlias = Callable[[wire.InstallProgress], None]
@@ -39,14 +41,22 @@ class Verbs:
         supervisor: the backend processes.
         areas: where model files are.
         offload: for work on the disk.
+        requests: files of single requests.
         stop_node: ends this daemon the way SIGTERM does.
     """
 
     _log = Logger()
 
     def __init__(
-        self, *, supervisor: Supervisor, areas: Areas, offload: Offload, stop_node: Callable[[], None]
+        self,
+        *,
+        supervisor: Supervisor,
+        areas: Areas,
+        requests: RequestFiles,
+        offload: Offload,
+        stop_node: Callable[[], None],
     ) -> None:
+        self._requests = requests
         self._supervisor = supervisor
         self._areas = areas
         self._offload = offload
@@ -64,6 +74,7 @@ class Verbs:
             wire.MODEL_UNLOAD: self.model_unload,
             wire.MODEL_DELETE: self.model_delete,
             wire.MODELS_RUNNING: self.models_running,
+            files.FILES_RELEASE: self.files_release,
             wire.NODE_STOP: self.node_stop,
         }
 
@@ -138,6 +149,11 @@ class Verbs:
         return wire.RunningReply(
             [wire.RunningModel(one.key.model, one.key.replica, one.address) for one in launches],
         )
+
+    async def files_release(self, request: files.ReleaseRequest, _tell: Tell) -> files.ErrorReply:
+        """Remove the files of a request that is over."""
+        await self._requests.release(request.request_id)
+        return files.ErrorReply()
 
     async def node_stop(self, _request: wire.Empty, _tell: Tell) -> wire.Empty:
         """End this daemon, as SIGTERM does."""

@@ -208,7 +208,7 @@ class FileServer:
 class CountingHold:
     """A hold that never ends."""
 
-    deadline = 1e9
+    deadline = 1e12
 
     def __init__(self) -> None:
         self.observed = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import random
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from localai_dist.units import KiB, MiB
 from localai_dist.worker.containment import Areas
 from localai_dist.worker.files import FilesResource
 from localai_dist.worker.offload import ThreadOffload
+from localai_dist.worker.request_files import RequestFiles
 from localai_dist.worker.server import LoopbackServer, make_root
 from localai_dist.worker.uploads import Uploads
 from tests.staging.doubles import CountingHold
@@ -98,9 +100,11 @@ class AgainstWorkerTests(TestCase):
         for folder in (self.source, self.target / "models", self.target / "data", self.target / "temp"):
             folder.mkdir(parents=True)
         offload = ThreadOffload(reactor)
+        areas = Areas(models=self.target / "models", data=self.target / "data", staging=self.target / "temp")
         files = FilesResource(
             TOKEN,
-            areas=Areas(models=self.target / "models", data=self.target / "data", staging=self.target / "temp"),
+            areas=areas,
+            requests=RequestFiles(areas, offload=offload, now=time.time),
             uploads=Uploads(offload=offload, clock=reactor),
             offload=offload,
             temp=self.target / "temp",
