@@ -116,12 +116,12 @@ class Core:
 
     def adopt(self, link: Link, session: MuxSession) -> None:
         """``session`` is the tunnel now; the one before retires."""
-        if self.current is not None:
-            self._retire(self.current)
-        self.current = session
+        previous, self.current = self.current, session
         session.on_go_away = lambda: self._told_to_go(link, session)
         self.on_change("connected")
         session.when_closed().addCallback(self._closed, link, session)
+        if previous is not None:
+            self._retire(previous)  # it may end at once, and must not count as the current one's end
 
     def _retire(self, session: MuxSession) -> None:
         """Let ``session`` finish its streams; its frontend opens no more on it."""

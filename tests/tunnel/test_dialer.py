@@ -226,8 +226,12 @@ class TunnelClientTests(DialerCase):
         old.on_go_away()
         self.clock.advance(0)
         self.assertTrue(old.is_open)
-        self.admit()
+        new = self.admit()
         self.assertTrue(old.closed_here)
+        # Its end is not the new one's: nothing is dialled in its place.
+        self.assertTrue(self.client.connected and new.is_open)
+        self.clock.advance(29)
+        self.assertEqual(self.frontends.hosts, "ab")
 
     def test_go_away_and_nobody_else_takes_it(self) -> None:
         """While no other frontend admits the worker the old tunnel goes on; its end starts no second round."""
