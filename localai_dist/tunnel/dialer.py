@@ -41,6 +41,11 @@ REFUSALS: Final[dict[int, str]] = {
     503: "the frontend {url} takes no tunnels now (starting or draining)",
 }
 """Status of a refused dial -> what the log says; each is retried all the same."""
+FOREIGN: Final = (
+    "{status} from something at {url} that is no localai-dist frontend: a proxy or gateway that does not let "
+    "WebSockets to /api/cluster/connect pass?"
+)
+"""The log's text when the refusal carries no release: it is not one of ours."""
 
 
 Dial: TypeAlias = Callable[..., Awaitable[MuxSession]]
@@ -157,8 +162,10 @@ class TunnelClient(Service):
 
     def _report(self, url: str, error: NetError) -> None:
         status = error.status if isinstance(error, DialRefused) else None
-        text = REFUSALS.get(status, "could not open the tunnel at {url}: {error}") if status else "{url}: {error}"
-        release = error.headers.get(VERSION.lower(), "another one") if isinstance(error, DialRefused) else ""
+        release = error.headers.get(VERSION.lower(), "") if isinstance(error, DialRefused) else ""
+        text = "{url}: {error}" if status is None else FOREIGN
+        if status is not None and (release or status == 404):
+            text = REFUSALS.get(status, "could not open the tunnel at {url}: {error}")
         self.log.warn(
             text, url=url, error=str(error), status=status, release=release, ours=__version__, order=UPGRADE_ORDER
         )

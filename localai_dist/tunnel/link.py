@@ -34,6 +34,8 @@ from localai_dist.tunnel.urls import Rotation
 
 SETTLED: Final = 30.0
 """A session this long (s) resets the count of failed attempts. Source: design §7."""
+BRIEF: Final = 2.0
+"""A frontend that sends us on after less than this (s) is suspected of a loop, like two workers with one identity."""
 
 
 class NoCredential(LocalAIDistError):
@@ -184,9 +186,10 @@ class Core:
         self.leaving = session
         self.log.info("the frontend says go-away, opening the next tunnel")
         self._count(session)
-        # At once, as long as not every frontend has sent us on in a row: two workers with one identity, or a fleet
-        # that is going down, must not make a busy loop of it.
-        self.at_once = self.attempts <= len(self.rotation)
+        # At once, also at the tenth frontend of a rolling restart; unless they send us on as soon as we come, which
+        # must not become a busy loop.
+        brief = self.clock.seconds() - session.opened_at < BRIEF
+        self.at_once = not brief or self.attempts <= len(self.rotation)
         self.rotation.skip()
         link.told_to_go()
 

@@ -167,6 +167,14 @@ class TunnelClientTests(DialerCase):
         self.assertEqual(len(said), 7)
         self.assertEqual(self.unauthorised, 1)
 
+    def test_a_refusal_of_something_on_the_way(self) -> None:
+        """A 403 of a gateway does not send the operator to the approvals: it names the gateway (BR-001)."""
+        del self.logged[:]
+        self.frontends.dials[-1][2].errback(DialRefused(403, {}, "HTTP 403"))
+        warning = next(event for event in self.logged if event["log_level"].name == "warn")
+        self.assertIn("403 from something at http://a", formatEvent(warning))
+        self.assertIn("gateway", formatEvent(warning))
+
     def test_another_release_is_named_and_dialled_again(self) -> None:
         """A worker refused for its release says both releases and the upgrade order, and keeps trying (CLUS-28)."""
         dials = len(self.frontends.dials)
@@ -261,6 +269,17 @@ class TunnelClientTests(DialerCase):
         self.assertEqual(self.frontends.hosts, "ab")
         self.admit()
         self.assertTrue(self.client.connected)
+
+    def test_a_rolling_restart_is_followed_at_once(self) -> None:
+        """However many frontends go away one after the other, the next tunnel is dialled without a wait (CLUS-22)."""
+        for _ in range(6):
+            tunnel = self.admit()
+            self.clock.advance(3)
+            assert tunnel.on_go_away is not None
+            tunnel.on_go_away()
+            dials = len(self.frontends.dials)
+            self.clock.advance(0)
+            self.assertEqual(len(self.frontends.dials), dials + 1)
 
     def test_frontends_that_send_on_in_a_row_make_no_busy_loop(self) -> None:
         """Two workers with one identity push each other out: after each frontend said go once, the waits grow."""
