@@ -40,13 +40,18 @@ def make(settings: AgentSettings, reactor: Any) -> IService:
         profile=Profile(name=settings.node_name, node_type="agent", boot_id=boot_id()),
         on_stream=lambda stream: server.on_stream(stream),
     )
-    registration = member.registration
+    registration, tunnel = member.registration, member.tunnel
+
+    def unapproved() -> str:
+        """Why the node waits; a tunnel that is open shows that it was approved since it registered."""
+        return "waiting for approval" if registration.status == PENDING and not tunnel.connected else ""
+
     server = WorkerServer(
         reactor=reactor,
         registration_token=settings.registration_token,
         checks={
             **member.checks,
-            "approval": lambda: "waiting for approval" if registration.status == PENDING else "",
+            "approval": unapproved,
         },
         http_port=settings.http_port,
     )

@@ -26,7 +26,7 @@ class Bound:
 
     Attributes:
         kind: ``tcp``, ``tcp6``, ``udp`` or ``udp6``.
-        address, port: its own end.
+        address, port: its own end; an IPv4 address inside an IPv6 one is told as IPv4.
         remote_port: the other end's; 0 for none.
         listening: whether it waits for connections.
     """
@@ -40,8 +40,7 @@ class Bound:
     @property
     def loopback(self) -> bool:
         """Whether only this machine can reach it."""
-        found = ipaddress.ip_address(self.address)
-        return (getattr(found, "ipv4_mapped", None) or found).is_loopback
+        return ipaddress.ip_address(self.address).is_loopback
 
 
 def sockets_of(pid: int) -> list[Bound]:
@@ -62,7 +61,8 @@ def _end(text: str) -> tuple[str, int]:
     """``0100007F:1F90`` is 127.0.0.1, 8080: words of four bytes, each in the machine's order."""
     digits, _, port = text.partition(":")
     words = [bytes.fromhex(digits[start : start + 8])[::-1] for start in range(0, len(digits), 8)]
-    return str(ipaddress.ip_address(b"".join(words))), int(port, 16)
+    address = ipaddress.ip_address(b"".join(words))
+    return str(getattr(address, "ipv4_mapped", None) or address), int(port, 16)
 
 
 def links_of(pid: int) -> list[str]:

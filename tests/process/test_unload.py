@@ -1,0 +1,92 @@
+"""Unloading: done when the process is really gone, whatever it does, and its row with it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from localai_dist.testing.cluster import Cluster
+from localai_dist.testing.waiting import until
+from tests.process.kit import living, open_folder, quick_plan, running
+from tests.process.scripted import reported
+from tests.process.yard import gallery, load, operator, place, row_of, server_of, unloaded
+
+
+@pytest.fixture(scope="module")
+def yard() -> Iterator[Cluster]:
+    """Two frontends, two workers, the scriptable backend in several forms."""
+    with open_folder("unload") as folder:
+        plan = quick_plan(folder / "state", models=["tiny-facts"], frontend_env=gallery(folder / "gallery"))
+        with running(plan) as cluster:
+            yield cluster
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        ["test:free=fail"],
+        ["test:free=hang"],
+        ["test:sigterm=ignore"],
+        ["test:free=fail", "test:sigterm=ignore"],
+    ],
+    ids=lambda options: "-".join(option.partition(":")[2] for option in options) or "good",
+)
+def test_unload_ends_the_process_whatever_it_does(yard: Cluster, options: list[str]) -> None:
+    """Free fails or hangs, SIGTERM is ignored: done when the process is really gone, its row with it (WALK-21)."""
+    name = "unload-" + ("-".join(option.partition(":")[2].replace("=", "-") for option in options) or "good")
+    events = place(yard, name, *options)
+    port, processes = load(yard, name)
+    assert unloaded(yard, name, processes, port) == (0, f"{name} is unloaded\n", "")
+    assert len(reported(events, "free")) >= 1
+    if "test:sigterm=ignore" in options:
+        assert reported(events, "sigterm")  # it was asked before it was killed
+    with closing(socket.socket()) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(("127.0.0.1", port))  # nobody holds its port any more
+    load(yard, name)
+
+
+def test_unload_ends_the_whole_group(yard: Cluster) -> None:
+    """A second process of the backend that is deaf to SIGTERM is ended too (WALK-21)."""
+    place(yard, "pair", of="two-backend")
+    port, processes = load(yard, "pair")
+    assert len(processes) == 3
+    assert unloaded(yard, "pair", processes, port)[0] == 0
+
+
+def test_unload_of_an_absent_process_succeeds(yard: Cluster) -> None:
+    """Its process is gone already, its row is still there: success, and the row goes (WALK-21)."""
+    place(yard, "absent")
+    port, processes = load(yard, "absent")
+    os.kill(server_of(processes), signal.SIGKILL)
+    until("its end", lambda: not living(processes), 5)
+    assert row_of(yard, "absent")
+    assert unloaded(yard, "absent", processes, port) == (0, "absent is unloaded\n", "")
+    again = operator(yard, "models", "unload", "absent")
+    _, err = again.communicate()
+    assert again.returncode == 4 and "not loaded" in err
+
+
+def test_unload_fails_with_the_cause(yard: Cluster) -> None:
+    """A worker that can't be asked: the command fails with the cause, row and process stay (WALK-21)."""
+    place(yard, "far", worker=1)
+    _, processes = load(yard, "far")
+    worker, row = yard.workers[1], row_of(yard, "far")
+    worker.freeze()
+    try:
+        command = operator(yard, "models", "unload", "far")
+        out, err = command.communicate(timeout=30)
+    finally:
+        worker.thaw()
+    assert (command.returncode, out) == (1, "")
+    assert err.count("\n") == 1 and ("worker_reconnecting" in err or "worker_unavailable" in err or "504" in err), err
+    assert row_of(yard, "far") == row and living(processes) == processes
+    yard.wait_for("the worker's tunnel", worker.is_ready, 40)
+    until("an unload that works", lambda: operator(yard, "models", "unload", "far").wait() == 0, 20)
+    assert not living(processes)
