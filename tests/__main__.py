@@ -35,14 +35,25 @@ for _known in (
 
 @dataclass(frozen=True)
 class Count:
-    """What one part ran."""
+    """
+    What one part ran.
+
+    Attributes:
+        not_run: why something was skipped, each reason once; shown in the last lines.
+    """
 
     passed: int = 0
     failed: int = 0
     skipped: int = 0
+    not_run: tuple[str, ...] = ()
 
     def __add__(self, other: Count) -> Count:
-        return Count(self.passed + other.passed, self.failed + other.failed, self.skipped + other.skipped)
+        return Count(
+            self.passed + other.passed,
+            self.failed + other.failed,
+            self.skipped + other.skipped,
+            self.not_run + other.not_run,
+        )
 
     def __str__(self) -> str:
         return f"{self.passed} passed, {self.failed} failed, {self.skipped} skipped"
@@ -111,7 +122,8 @@ def trial_count(output: str, status: int) -> Count:
     failed = sum(int(numbers.get(kind, 0)) for kind in ("failures", "errors", "unexpectedSuccesses"))
     if status and not failed:
         failed = 1
-    return Count(int(numbers.get("successes", 0)), failed, int(numbers.get("skips", 0)))
+    reasons = dict.fromkeys(re.findall(r"^\[SKIPPED\]\n(.+)$", output, flags=re.MULTILINE))
+    return Count(int(numbers.get("successes", 0)), failed, int(numbers.get("skips", 0)), tuple(reasons))
 
 
 def process(marker: str = "not slow") -> Count:
@@ -169,7 +181,7 @@ def main(arguments: list[str]) -> int:
         empty = empty or nothing
         lines.append(f"  {name}: {count} in {time.monotonic() - began:.0f} s" + (" (NOTHING RAN)" if nothing else ""))
         total += count
-    print("\n".join(["", *lines, str(total)]), flush=True)
+    print("\n".join(["", *lines, *(f"  SKIPPED: {reason}" for reason in total.not_run), str(total)]), flush=True)
     return int(bool(total.failed) or empty)
 
 

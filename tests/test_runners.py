@@ -1,5 +1,7 @@
 """The test runner itself: every file is run once, and a run of nothing is a failure."""
 
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
@@ -31,6 +33,20 @@ class CountTests(SynchronousTestCase):
     def test_trial_success(self) -> None:
         """Successes and skips are counted apart."""
         self.assertEqual(runner.trial_count("PASSED (skips=2, successes=10)\n", 0), runner.Count(10, 0, 2))
+
+    def test_what_was_not_run_is_named(self) -> None:
+        """A peer that is not on this machine is named in the last lines, once for all its tests (MUX-9)."""
+        skipped = "[SKIPPED]\nyamux peer in Go not run: no go\n\ntests.interop.test_go.GoTests.test_x\n"
+        count = runner.trial_count(f"{skipped}{skipped}PASSED (skips=2, successes=1)\n", 0)
+        self.assertEqual(count, runner.Count(1, 0, 2, ("yamux peer in Go not run: no go",)))
+        said = StringIO()
+        self.patch(runner, "PARTS", {"all": [("one", lambda: count)]})
+        with redirect_stdout(said):
+            self.assertEqual(runner.main(["all"]), 0)
+        self.assertEqual(
+            said.getvalue().splitlines()[-2:],
+            ["  SKIPPED: yamux peer in Go not run: no go", "1 passed, 0 failed, 2 skipped"],
+        )
 
     def test_trial_failure(self) -> None:
         """Failures, errors and unexpected successes all count as failed."""
