@@ -13,7 +13,7 @@ from pathlib import Path
 from localai_dist.testing.waiting import NeverCame, until
 from tests.support.pages import Command, matches
 
-BOUND = 120.0
+COMMAND_BOUND = 120.0
 """How long one command may take (s)."""
 
 
@@ -24,11 +24,15 @@ class Machine:
     Args:
         home: its ``HOME``, and where the shell begins unless ``cwd`` says another place.
         env: the shell's whole environment but ``HOME``.
+        bound: how long one command may take (s).
     """
 
-    def __init__(self, home: Path, env: Mapping[str, str], cwd: Path | None = None) -> None:
+    def __init__(
+        self, home: Path, env: Mapping[str, str], cwd: Path | None = None, *, bound: float = COMMAND_BOUND
+    ) -> None:
         self.home = home
         self._cwd = cwd or home
+        self._bound = bound
         self._env = {**env, "HOME": str(home)}
         self._typed = home / ".typed"
         self._mark = f"--- {os.urandom(8).hex()}"
@@ -84,12 +88,14 @@ class Machine:
 
     def _read_reply(self, text: str) -> tuple[int, str]:
         assert self._shell.stdout is not None
-        output, ends = b"", time.monotonic() + BOUND
+        output, ends = b"", time.monotonic() + self._bound
         mark = f"\n{self._mark} ".encode()
         while not (mark in output and output.endswith(b"\n")):
             ready, _, _ = select.select([self._shell.stdout], [], [], max(0.0, ends - time.monotonic()))
             part = os.read(self._shell.stdout.fileno(), 65536) if ready else b""
-            assert part, f"no end within {BOUND:g} s of: {text}\nprinted so far:\n{output.decode(errors='replace')}"
+            assert part, (
+                f"no end within {self._bound:g} s of: {text}\nprinted so far:\n{output.decode(errors='replace')}"
+            )
             output += part
         printed, _, status = output.decode(errors="replace").rpartition(mark.decode())
         return int(status), printed
@@ -104,7 +110,7 @@ class Machine:
             return matches(command.expected, log.read_text(errors="replace")) or process.poll() is not None
 
         try:
-            until(f"what line {command.number} shows", shown, BOUND)
+            until(f"what line {command.number} shows", shown, self._bound)
         except NeverCame as late:
             raise AssertionError(f"{late}; it printed:\n{log.read_text(errors='replace')}") from None
         assert process.poll() is None, f"line {command.number} ended: {log.read_text(errors='replace')}"

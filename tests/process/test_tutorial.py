@@ -21,15 +21,18 @@ from localai_dist.testing.ports import Ports, is_free
 from localai_dist.testing.postgres import PostgresServer
 from localai_dist.testing.state import State
 from tests.process import kit
-from tests.process.console import Machine
+from tests.process.console import COMMAND_BOUND, Machine
 from tests.process.test_make_demo import borrow_venv
 from tests.support.pages import Command, commands_of, pages
+from tests.test_packaging import copy_sources
 
 ROOT = checkout()
 TUTORIAL = "docs/tutorial/two-machines.md"
 PROMISING = ("README.md", TUTORIAL, "docs/howto/models.md", "docs/howto/operate.md", "docs/howto/troubleshooting.md")
 """The pages that promise commands."""
 DEMO_KEY = "KEY-FROM-THE-DEMO"
+INSTALL_BOUND = 600.0
+"""How long one command may take when installing is among them (s)."""
 
 
 def read(page: str) -> list[Command]:
@@ -53,8 +56,13 @@ def play(commands: Sequence[Command], table: Mapping[str, str], machines: Mappin
 
 
 @contextmanager
-def two_machines(_page: str) -> Iterator[tuple[dict[str, str], dict[str, Machine]]]:
-    """The tutorial: PostgreSQL is there, as its root-only block leaves it, and two empty homes."""
+def two_machines(_page: str, *, install: bool = False) -> Iterator[tuple[dict[str, str], dict[str, Machine]]]:
+    """
+    The tutorial: PostgreSQL is there, as its root-only block leaves it, and two empty homes.
+
+    Args:
+        install: let pip install, from a copy of the sources; without it this environment stands for the installed one.
+    """
     ports = Ports()
     port, backends = ports.one(), ports.backends()
     with kit.open_folder("tutorial") as folder, ExitStack() as ending:
@@ -62,18 +70,21 @@ def two_machines(_page: str) -> Iterator[tuple[dict[str, str], dict[str, Machine
         ending.callback(server.stop)
         server.start()
         server.run("create database localai")
+        env = {name: value for name, value in child_environment({}).items() if name != "PYTHONPATH" or not install}
         machines = {}
         for name in ("head", "box"):
             (folder / name).mkdir()
-            machines[name] = Machine(folder / name, child_environment({}))
+            machines[name] = Machine(folder / name, env, bound=INSTALL_BOUND if install else COMMAND_BOUND)
             ending.callback(machines[name].close)
+        installed = {
+            "python3 -m venv venv": f"ln -s {sys.prefix} venv",
+            "venv/bin/pip install ~/localai-dist'[llama]'": "venv/bin/python -c 'import xllamacpp'",
+            "venv/bin/pip install ~/localai-dist": "venv/bin/python -c 'import localai_dist'",
+        }
         yield (
             {
-                # The environment these tests run in is what pip would have made; it is linked, and must be complete.
-                "python3 -m venv venv": f"ln -s {sys.prefix} venv",
-                "venv/bin/pip install --quiet ~/localai-dist'[llama]'": "venv/bin/python -c 'import xllamacpp'",
-                "venv/bin/pip install --quiet ~/localai-dist": "venv/bin/python -c 'import localai_dist'",
-                "~/localai-dist": str(ROOT),
+                **({} if install else installed),
+                "~/localai-dist": str(copy_sources(folder / "source") if install else ROOT),
                 "postgresql://localai:PASSWORD@127.0.0.1:5432/localai": server.url("localai"),
                 '":8080"': f'"127.0.0.1:{port}"',
                 "head.example:8080": f"127.0.0.1:{port}",
@@ -153,6 +164,13 @@ def test_page_prints_what_it_shows(page: str) -> None:
     """Every command of the page is run as it stands there and prints what the page shows (WALK-19)."""
     with WORLDS.get(page, beside_the_demo)(page) as (table, machines):
         play(read(page), table, machines)
+
+
+@pytest.mark.slow
+def test_tutorial_from_nothing_installed() -> None:
+    """The tutorial with its two installs as well; it needs the package index or a cache of it (WALK-13, WALK-19)."""
+    with two_machines(TUTORIAL, install=True) as (table, machines):
+        play(read(TUTORIAL), table, machines)
 
 
 @pytest.mark.parametrize("page", PROMISING)
