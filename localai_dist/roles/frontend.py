@@ -36,7 +36,7 @@ from localai_dist.relay.forward import Forwarder
 from localai_dist.relay.http import NodeHttp
 from localai_dist.relay.peers import PeerPool
 from localai_dist.relay.serve import RelayService
-from localai_dist.roles.advertise import discover, trouble_with
+from localai_dist.roles.advertise import REMEDY, discover, trouble_with
 from localai_dist.roles.frontend_service import FrontendService, Parts
 from localai_dist.roles.membership import session_config
 from localai_dist.serving.connector import BackendConnector
@@ -232,10 +232,17 @@ class _Graph:
 
 
 def advertised(settings: FrontendSettings) -> str | None:
-    """The ``host:port`` peers dial; None, with a warning that says the remedy, when there is none."""
+    """
+    The ``host:port`` peers dial; None, with a warning that says the remedy, when there is none.
+
+    Raises:
+        UserMistake: the configured one names no host.
+    """
     configured = settings.distributed_advertise_addr
     if configured is not None:
-        trouble = trouble_with(configured.host)
+        if not configured.host:
+            raise UserMistake(f"{configured} can't be advertised; {REMEDY}")
+        trouble = trouble_with(configured)
         if trouble is not None:
             log.warn("advertising {address} all the same: {trouble}", address=str(configured), trouble=trouble)
         return str(configured)
