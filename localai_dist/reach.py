@@ -217,7 +217,7 @@ class ClientAnswer:
 
 
 def client_answer(outcome: Outcome) -> ClientAnswer:
-    """The HTTP answer for ``outcome`` (design §2, last column)."""
+    """The HTTP answer for ``outcome`` (design §2, last column, and §8: every 503 says when to come back)."""
     match outcome:
         case Answered():
             return ClientAnswer(500, "worker_error")
@@ -228,7 +228,7 @@ def client_answer(outcome: Outcome) -> ClientAnswer:
         case VerbNotServed():
             return ClientAnswer(501, "verb_not_served")
         case NoRoute():
-            return ClientAnswer(503, "no_route")
+            return ClientAnswer(503, "no_route", 10)
         case Reconnecting():
             return ClientAnswer(503, "worker_reconnecting", 2)
         case PeerUnreachable():

@@ -67,8 +67,8 @@ TABLE = [
         ClientAnswer(501, "verb_not_served"),
         "upgrade the worker",
     ),
-    Row(NoRoute("n-1", departed=False), False, False, Retry.NEVER, ClientAnswer(503, "no_route"), "never opened"),
-    Row(NoRoute("n-1", departed=True), True, True, Retry.NEVER, ClientAnswer(503, "no_route"), "did not come back"),
+    Row(NoRoute("n-1", departed=False), False, False, Retry.NEVER, ClientAnswer(503, "no_route", 10), "never opened"),
+    Row(NoRoute("n-1", departed=True), True, True, Retry.NEVER, ClientAnswer(503, "no_route", 10), "did not come back"),
     Row(
         Reconnecting("n-1", 12.0),
         False,
@@ -159,9 +159,9 @@ class OutcomeTests(SynchronousTestCase):
         self.assertEqual(len(set(codes)), len(codes))
 
     def test_every_temporary_condition_says_when_to_come_back(self) -> None:
-        """Whatever may be retried carries Retry-After."""
+        """Whatever may be retried, and every 503, carries Retry-After (CLUS-13)."""
         for row in TABLE:
-            if row.may_retry is not Retry.NEVER:
+            if row.may_retry is not Retry.NEVER or reach.client_answer(row.outcome).status == 503:
                 self.assertIsNotNone(reach.client_answer(row.outcome).retry_after, row.outcome)
 
     def test_unreached_carries_its_outcome_and_says_it(self) -> None:
