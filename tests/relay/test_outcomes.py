@@ -68,7 +68,7 @@ class WorkerReplyTests(MeshCase):
         self.each_way(check)
 
     def test_bytes_that_are_no_text(self) -> None:
-        """A reply that is not even text says nothing about the backend; odd bytes behind a code change none (CLUS-11)."""
+        """A reply that is no text says nothing about the backend; odd bytes after a code do not matter (CLUS-11)."""
 
         def check(tunnel: MuxSession) -> None:
             for reply in (b"\xff\xfe", b"err \xff refused", b"err unavailable\xff refused"):
