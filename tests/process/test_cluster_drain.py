@@ -1,0 +1,114 @@
+"""A frontend that is told to end, under load: nobody notices. Rolling restarts under a steady load: neither."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from localai_dist.testing.balancer import Balancer
+from localai_dist.testing.members import Frontend
+from localai_dist.testing.waiting import until
+from localai_dist.testing.web import ask
+from tests.process.fleet import HOMED_WITHIN, ROUTE, Fleet, Watch, asking, fleet_of, pinned_models
+from tests.process.load import ANSWER, Load, said
+from tests.process.outside import knock
+
+LAME_DUCK = 1.0
+DRAIN = 8.0
+SLOW = " ".join(f"token{number}" for number in range(40))
+
+
+@pytest.fixture(scope="module")
+def ready() -> Iterator[Fleet]:
+    """Two frontends, two workers; on each worker a quick model and one that speaks for four seconds."""
+    with fleet_of("drain", {"LOCALAI_LAME_DUCK": f"{LAME_DUCK}s", "LOCALAI_DRAIN_TIMEOUT": f"{DRAIN}s"}) as fleet:
+        pinned_models(fleet, {"on-0": 0, "on-1": 1})
+        pinned_models(fleet, {"slow-0": 0, "slow-1": 1}, "test:tokens=40", "test:delay=0.1")
+        for model in ("on-0", "on-1", "slow-0", "slow-1"):
+            assert fleet.asked(0, model)[0] == 200
+        yield fleet
+
+
+@pytest.fixture
+def fleet(ready: Fleet) -> Fleet:
+    """The same, everything running and each tunnel at its own frontend."""
+    ready.settle()
+    return ready
+
+
+def test_sigterm_with_twenty_running_streams(fleet: Fleet) -> None:
+    """
+    Not ready at once, new tunnels refused, the worker's next tunnel opened before the old one closes, twenty streams on
+    both paths whole, no error through the balancer, exit code 0 within the drain time (CLUS-20, BR-121).
+    """
+    cluster = fleet.cluster
+    going, staying = cluster.frontends
+    assert fleet.spread() == [0, 1]
+    node = cluster.workers[1]
+    identity = json.loads((node.data_dir / "node.json").read_text())
+    door = f"{ROUTE}?id={identity['node_id']}"
+    credential = [("Authorization", f"Bearer {identity['node_token']}")]
+    urls = [frontend.url for frontend in cluster.frontends]
+    with Balancer(urls) as balancer, ThreadPoolExecutor(20) as pool, asking(cluster.database.url) as database:
+        # Ten at the frontend that goes, on its own tunnel and by relay; ten at the other, five of them relayed by it.
+        begun = threading.Semaphore(0)
+        streams = [
+            pool.submit(
+                said, (going, staying)[number % 2].url, cluster.secrets.api_key, f"slow-{number // 2 % 2}", begun
+            )
+            for number in range(20)
+        ]
+        for _ in streams:
+            assert begun.acquire(timeout=20)
+        connected = "select owner_instance_id, disconnected_at from node_connections where node_id = %s"
+        mine = cluster.workers[0].node_id
+        old, new = fleet.ways[0, 0], fleet.ways[0, 1]
+        load = Load(balancer.url, cluster.secrets.api_key, ["on-0", "on-1"], rate=10)
+        with load, Watch(lambda: database(connected, mine), every=0.01) as row:
+            with Watch(lambda: (old.open(ROUTE), new.open(ROUTE)), every=0.02) as tunnels:
+                told = time.monotonic()
+                going.terminate()
+                until("not ready", lambda: ask(going.url + "/readyz").status == 503, 1)
+                assert knock(going.url, door, credential).status == 503
+                assert ask(going.url + "/readyz").json()["status"] == "draining"
+                assert going.wait_ended(DRAIN + 2) == 0
+                assert time.monotonic() - told <= DRAIN + 1
+            ended = [stream.result(30) for stream in streams]
+        assert load.troubles == [] and load.answered >= 10
+    assert Counter(ended) == {SLOW: 20}
+    assert (1, 1) in tunnels.seen and (0, 0) not in tunnels.seen, tunnels.seen
+    # Each moment had an owner: first the one that goes, then the one that stays.
+    owners = [(found[0][0], found[0][1]) for found in row.seen]
+    assert owners == [(going.instance_id, None), (staying.instance_id, None)]
+    assert fleet.homes() == [1, 1]
+
+
+def test_rolling_restart_under_load(fleet: Fleet) -> None:
+    """Both frontends restarted in turn under 20 requests a second, half of them streamed: 0 failed, 0 cut (CLUS-22)."""
+    cluster = fleet.cluster
+    fleet.spread()
+    models = ["on-0", "on-1", "slow-0", "slow-1"]
+    with Balancer([frontend.url for frontend in cluster.frontends]) as balancer:
+        with Load(balancer.url, cluster.secrets.api_key, models, rate=20) as load:
+            for frontend in cluster.frontends:
+                _restarted(fleet, frontend)
+        assert load.troubles == [], "\n".join(load.troubles)
+        assert load.answered >= 100 and load.streamed >= 50
+        assert set(load.texts) == {ANSWER, SLOW}
+
+
+def _restarted(fleet: Fleet, frontend: Frontend) -> None:
+    """Ended in peace, started again, in the balancer again."""
+    frontend.terminate()
+    assert frontend.wait_ended(DRAIN + 2) == 0
+    frontend.start()
+    until(f"{frontend.name} ready", frontend.is_ready, 40)
+    for index, worker in enumerate(fleet.cluster.workers):
+        until(f"{worker.name} ready", worker.is_ready, HOMED_WITHIN)
+        until(f"a home of worker {index}", lambda at=index: fleet.home(at) is not None, HOMED_WITHIN)

@@ -1,0 +1,233 @@
+"""Workers that are lost: killed, silent without an end, frozen, cut off in the middle of an opening."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from localai_dist.testing.child import Child
+from localai_dist.testing.waiting import until
+from tests.process.fleet import HOMED_WITHIN, ROUTE, Fleet, Watch, fleet_of, pinned_models
+from tests.process.kit import QUICK_WORKER
+from tests.process.load import ANSWER, Trouble, said, whole
+
+GRACE = 3.0
+STALE = 7.0
+TICK = 1.0
+KEEPALIVE = 1.0
+NOTICED = 3 * KEEPALIVE + 1
+"""Within this a dead tunnel is known to be dead, at both ends."""
+
+
+@pytest.fixture(scope="module")
+def ready() -> Iterator[Fleet]:
+    """Two frontends, two workers, a grace and a staleness that a test can sit out, quick and slow models."""
+    env = {
+        "LOCALAI_WORKER_RECONNECT_GRACE": f"{GRACE}s",
+        "LOCALAI_NODE_STALE_AFTER": f"{STALE}s",
+        "LOCALAI_HEALTH_INTERVAL": f"{TICK}s",
+        "LOCALAI_ROUTE_WAIT": "500ms",
+    }
+    with fleet_of("lost", env) as fleet:
+        pinned_models(fleet, {"on-0": 0, "on-1": 1})
+        pinned_models(fleet, {"slow-0": 0}, "test:tokens=200", "test:delay=0.1")
+        yield fleet
+
+
+@pytest.fixture
+def fleet(ready: Fleet) -> Fleet:
+    """The same, everything running and each tunnel at its own frontend."""
+    ready.settle()
+    return ready
+
+
+def listing(fleet: Fleet, frontend: int, name: str) -> tuple[str, str]:
+    """Status and tunnel of a node as a frontend tells it."""
+    node = fleet.cluster.nodes(fleet.cluster.frontends[frontend])[name]
+    return node["status"], node["tunnel"]["state"]
+
+
+def test_a_killed_worker_is_offline_and_nothing_else(fleet: Fleet) -> None:
+    """
+    Killed, it is offline on both frontends within the stale time, a tick and 5 s, and once it was not healthy it is
+    never healthy in between; started again it is healthy on both (CLUS-26).
+    """
+    cluster = fleet.cluster
+    with Watch(lambda: listing(fleet, 0, "worker-1")[0]) as one, Watch(lambda: listing(fleet, 1, "worker-1")[0]) as two:
+        cluster.workers[1].kill()
+        killed = time.monotonic()
+        for frontend in (0, 1):
+            until("offline", lambda at=frontend: listing(fleet, at, "worker-1")[0] == "offline", STALE + TICK + 5)
+        assert time.monotonic() - killed <= STALE + TICK + 5
+        [(since,)] = fleet.rows("select now()")
+        later = "select now() > %s::timestamptz + make_interval(secs => %s)"
+        until("three more looks", lambda: fleet.rows(later, since, 3 * TICK) == [(True,)], 3 * TICK + 5)
+    for seen in (one.seen, two.seen):
+        assert seen == ["healthy", "unhealthy", "offline"]  # departed after the grace, then silent for too long
+    cluster.workers[1].start()
+    for frontend in (0, 1):
+        until("healthy again", lambda at=frontend: listing(fleet, at, "worker-1")[0] == "healthy", HOMED_WITHIN)
+        assert fleet.asked(frontend, "on-1") == (200, ANSWER)
+
+
+def test_an_agent_worker_departs_by_the_same_rule(fleet: Fleet) -> None:
+    """
+    An agent worker is admitted by the same door; a tunnel that stays away longer than the grace makes it departed and
+    unhealthy on both frontends though it beats, and its return heals that (CLUS-23, BR-001).
+    """
+    cluster = fleet.cluster
+    ways = [fleet.faults.proxy(frontend.url) for frontend in cluster.frontends]
+    folder = cluster.state.folder("agent-0", inside=["data"])
+    env = {
+        **QUICK_WORKER,
+        "LOCALAI_REGISTER_TO": ",".join(way.url for way in ways),
+        "LOCALAI_REGISTRATION_TOKEN": cluster.secrets.registration_token,
+        "LOCALAI_NODE_NAME": "agent-0",
+        "LOCALAI_DATA_PATH": str(folder / "data"),
+    }
+    agent = cluster.another("agent-0", "localai-agent-worker", env)
+    agent.start()
+    try:
+        _agent_departs(fleet, ways)
+    finally:
+        agent.terminate()
+    assert agent.wait_ended(15) == 0
+    until("its goodbye", lambda: listing(fleet, 0, "agent-0")[0] == "offline", 10)
+
+
+def _agent_departs(fleet: Fleet, ways: list) -> None:  # type: ignore[type-arg]
+    cluster = fleet.cluster
+    for frontend in (0, 1):
+        until("a healthy agent", lambda at=frontend: _agent(fleet, at) == ("healthy", "connected"), HOMED_WITHIN)
+    assert cluster.nodes()["agent-0"]["node_type"] == "agent"
+    for way in ways:
+        way.block(ROUTE)
+        way.cut(ROUTE)
+    with Watch(lambda: _agent(fleet, 1)) as seen:
+        for frontend in (0, 1):
+            until("departed", lambda at=frontend: _agent(fleet, at) == ("unhealthy", "departed"), GRACE + TICK + 5)
+    assert seen.seen[0] in [("healthy", "connected"), ("healthy", "reconnecting")]
+    assert ("healthy", "reconnecting") in seen.seen and seen.seen[-1] == ("unhealthy", "departed")
+    beat = "select 1 from backend_nodes where name = 'agent-0' and last_heartbeat > now() - interval '3 s'"
+    assert fleet.rows(beat) == [(1,)]
+    for way in ways:
+        way.unblock(ROUTE)
+    for frontend in (0, 1):
+        until("healed", lambda at=frontend: _agent(fleet, at) == ("healthy", "connected"), HOMED_WITHIN)
+
+
+def _agent(fleet: Fleet, frontend: int) -> tuple[str, str]:
+    return listing(fleet, frontend, "agent-0") if "agent-0" in fleet.cluster.nodes() else ("", "")
+
+
+def test_a_way_that_swallows_everything(fleet: Fleet) -> None:
+    """
+    Nothing arrives any more and nobody closes: both ends know within three keepalives and a second, streams on both
+    paths end with a clear error by then, the worker dials elsewhere and its ownership is superseded (BR-010).
+    """
+    cluster = fleet.cluster
+    assert fleet.spread() == [0, 1]
+    assert fleet.asked(0, "slow-0", max_tokens=1)[0] == 200
+    begun = threading.Semaphore(0)
+    [(epoch,)] = fleet.rows("select epoch from node_connections where node_id = %s", cluster.workers[0].node_id)
+    with ThreadPoolExecutor(4) as pool:
+        streams = [
+            pool.submit(_until_cut, frontend.url, cluster.secrets.api_key, begun)
+            for frontend in cluster.frontends
+            for _ in range(2)
+        ]
+        for _ in streams:
+            assert begun.acquire(timeout=20)
+        fleet.ways[0, 0].swallow()
+        swallowed = time.monotonic()
+        ended = [stream.result(30) for stream in streams]
+    for at, trouble in ended:
+        assert at - swallowed <= NOTICED, f"{at - swallowed:.1f} s: {trouble}"
+        assert "in the stream: worker_unavailable" in trouble or "in the stream: peer_unreachable" in trouble, trouble
+    gone = "select 1 from node_connections where node_id = %s and epoch <> %s and owner_instance_id = %s"
+    there = (cluster.workers[0].node_id, epoch, cluster.frontends[1].instance_id)
+    until("another epoch, elsewhere", lambda: fleet.rows(gone, *there), 10)
+    for frontend in (0, 1):
+        assert fleet.asked(frontend, "on-0") == (200, ANSWER)
+
+
+def _until_cut(url: str, key: str, begun: threading.Semaphore) -> tuple[float, str]:
+    """When a stream ended that must not end well, and how."""
+    try:
+        said(url, key, "slow-0", begun)
+    except Trouble as trouble:
+        return time.monotonic(), str(trouble)
+    return time.monotonic(), "it ended well"
+
+
+def test_a_frozen_worker(fleet: Fleet) -> None:
+    """A worker that stands still loses its tunnel within three keepalives and a second; thawed it serves (BR-010)."""
+    cluster = fleet.cluster
+    assert fleet.asked(0, "on-0") == (200, ANSWER)
+    worker = cluster.workers[0]
+    worker.freeze()
+    lost = "select 1 from node_connections where node_id = %s and owner_instance_id = ''"
+    until("its tunnel's end", lambda: fleet.rows(lost, worker.node_id), NOTICED)
+    assert fleet.asked(0, "on-0") == (503, "worker_reconnecting")
+    worker.thaw()
+    until("the worker ready", worker.is_ready, HOMED_WITHIN)
+    until("its home", lambda: fleet.home(0) is not None, HOMED_WITHIN)
+    for frontend in (0, 1):
+        assert fleet.asked(frontend, "on-0") == (200, ANSWER)
+
+
+def test_cut_between_an_opening_and_the_first_byte(fleet: Fleet) -> None:
+    """
+    200 callers on both paths wait for a worker that stands still when its tunnel is cut: each has a classified error
+    within a second and the route wait, nothing stays open or counted, and the next request is served (BR-051).
+    """
+    cluster = fleet.cluster
+    assert fleet.spread() == [0, 1]
+    for frontend in (0, 1):
+        assert fleet.asked(frontend, "on-0") == (200, ANSWER)
+    before = [_descriptors(frontend) for frontend in cluster.frontends]
+    streams = "select sum(in_flight) from node_models where model_name = 'on-0'"
+    worker = cluster.workers[0]
+    worker.freeze()
+    with ThreadPoolExecutor(200) as pool:
+        asked = [
+            pool.submit(_refusal, cluster.frontends[number % 2].url, cluster.secrets.api_key, number % 3 == 0)
+            for number in range(200)
+        ]
+        until("200 in flight", lambda: fleet.rows(streams) == [(200,)], NOTICED - 1)
+        cut = time.monotonic()
+        assert fleet.ways[0, 0].cut(ROUTE) == 1
+        ended = [caller.result(30) for caller in asked]
+    late = [(round(at - cut, 1), code) for at, code in ended if at - cut > 1.5]
+    assert late == []
+    assert set(Counter(code for _, code in ended)) <= {"worker_reconnecting", "worker_unavailable", "peer_unreachable"}
+    until("nothing in flight", lambda: fleet.rows(streams) == [(0,)], 5)
+    for frontend, count in zip(cluster.frontends, before, strict=True):
+        until("no descriptor more", lambda it=frontend, most=count + 8: _descriptors(it) <= most, 10)
+    worker.thaw()
+    until("the worker ready", worker.is_ready, HOMED_WITHIN)
+    until("its home", lambda: fleet.home(0) is not None, HOMED_WITHIN)
+    for frontend in (0, 1):
+        assert fleet.asked(frontend, "on-0") == (200, ANSWER)
+
+
+def _refusal(url: str, key: str, streamed: bool) -> tuple[float, str]:
+    """When a request that must fail had its answer, and the error's code."""
+    try:
+        (said if streamed else whole)(url, key, "on-0")
+    except Trouble as trouble:
+        text = str(trouble)
+        codes = [code for code in ("worker_reconnecting", "worker_unavailable", "peer_unreachable") if code in text]
+        return time.monotonic(), codes[0] if codes else text
+    return time.monotonic(), "it was answered"
+
+
+def _descriptors(child: Child) -> int:
+    return len(os.listdir(Path(f"/proc/{child.pid}/fd")))

@@ -1,0 +1,161 @@
+"""
+Ways to a worker: both paths serve, an owner that dies, a tunnel that is blocked while heartbeats pass.
+
+``LOCALAI_WORKER_RECONNECT_GRACE=1ms pytest`` on this file reddens exactly the test of the killed owner.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from localai_dist.testing.waiting import until
+from tests.process.fleet import HOMED_WITHIN, ROUTE, Fleet, Watch, fleet_of, pinned_models
+from tests.process.scripted import add_model, admin, chat, client, reported
+
+LIVE_WINDOW = 4.0
+TICK = 1.0
+ROUTE_WAIT = 1.0
+
+
+@pytest.fixture(scope="module")
+def ready() -> Iterator[Fleet]:
+    """Two frontends, two workers, quick sweeps, and a model on each worker."""
+    env = {
+        "LOCALAI_INSTANCE_LIVE_WINDOW": f"{LIVE_WINDOW}s",
+        "LOCALAI_HEALTH_INTERVAL": f"{TICK}s",
+        "LOCALAI_ROUTE_WAIT": f"{ROUTE_WAIT}s",
+    }
+    with fleet_of("routes", env) as fleet:
+        pinned_models(fleet, {"on-0": 0, "on-1": 1})
+        yield fleet
+
+
+@pytest.fixture
+def fleet(ready: Fleet) -> Fleet:
+    """The same, everything running and each tunnel at its own frontend."""
+    ready.settle()
+    return ready
+
+
+ANSWER = " ".join(f"token{number}" for number in range(10))
+
+
+def test_every_worker_is_served_from_every_frontend(fleet: Fleet) -> None:
+    """Cold on the relay path, then both models on both frontends, control listings too (CLUS-17, BR-002)."""
+    homes = fleet.spread()
+    for worker in (0, 1):
+        other = 1 - (homes[worker] or 0)
+        assert fleet.asked(other, f"on-{worker}") == (200, ANSWER)  # the first request of all is relayed
+    for worker, node in enumerate(fleet.cluster.workers):
+        for frontend in (0, 1):
+            assert fleet.asked(frontend, f"on-{worker}") == (200, ANSWER)
+            listed = admin(fleet.cluster, f"/api/nodes/{node.node_id}/backends", frontend=frontend)
+            assert "test-backend" in [entry["name"] for entry in listed]
+            held = admin(fleet.cluster, f"/api/nodes/{node.node_id}/models", frontend=frontend)
+            assert f"on-{worker}" in [row["model_name"] for row in held]
+        for load in reported(fleet.cluster.state.root / f"on-{worker}.events", "load"):
+            assert Path(load["file"]).is_relative_to(node.models_dir)
+    assert fleet.homes() == homes
+
+
+def test_many_requests_over_both_paths(fleet: Fleet) -> None:
+    """200 requests, alternating over frontends and models, a third streamed: none fails, no tunnel moves (BR-002)."""
+    homes = fleet.spread()
+    epochs = fleet.rows("select node_id, epoch from node_connections order by 1")
+    failed = []
+    for number in range(200):
+        model = f"on-{number // 2 % 2}"
+        if number % 3:
+            if fleet.asked(number % 2, model) != (200, ANSWER):
+                failed.append(number)
+            continue
+        api = client(fleet.cluster, fleet.cluster.frontends[number % 2])
+        asked = {"model": model, "messages": [{"role": "user", "content": "go"}], "stream": True}
+        said = [chunk.choices[0].delta.content or "" for chunk in api.chat.completions.create(**asked)]
+        if "".join(said) != ANSWER:
+            failed.append(number)
+    assert failed == []
+    assert fleet.homes() == homes
+    assert fleet.rows("select node_id, epoch from node_connections order by 1") == epochs
+
+
+def test_the_owner_is_killed(fleet: Fleet) -> None:
+    """
+    A worker whose owner is killed is reconnecting: nothing is demoted, reaped or evicted while it can't get a new
+    tunnel, however long after the sweep; then it serves through the survivor without being loaded again. The other
+    worker serves throughout (CLUS-18).
+    """
+    cluster = fleet.cluster
+    assert fleet.spread() == [0, 1]
+    for worker in (0, 1):
+        assert fleet.asked(1, f"on-{worker}") == (200, ANSWER)
+    loads = reported(cluster.state.root / "on-0.events", "load")
+    replicas = fleet.replicas()
+    served = Watch(lambda: fleet.asked(1, "on-1"), every=0.1)
+    fleet.ways[0, 1].block(ROUTE)  # so that what happens without a tunnel has time to happen
+    cluster.frontends[0].kill()
+    with Watch(fleet.replicas) as rows, Watch(lambda: fleet.statuses(cluster.frontends[1])) as statuses, served:
+        assert fleet.asked(1, "on-0") == (503, "peer_unreachable")  # its owner is not known to be dead yet
+        lost = "select 1 from node_connections where disconnected_at < now() - make_interval(secs => %s)"
+        until("two looks after the sweep", lambda: fleet.rows(lost, 2 * TICK + 0.5), LIVE_WINDOW + 2 * TICK + 10)
+        assert fleet.asked(1, "on-0") == (503, "worker_reconnecting")
+        fleet.ways[0, 1].unblock(ROUTE)
+        until("the worker's new home", lambda: fleet.home(0) == 1, HOMED_WITHIN)
+        assert fleet.asked(1, "on-0") == (200, ANSWER)
+    assert rows.seen == [replicas]
+    assert statuses.seen == [["healthy", "healthy"]]
+    assert served.seen == [(200, ANSWER)] and served.asked >= 10
+    assert reported(cluster.state.root / "on-0.events", "load") == loads
+
+
+def test_both_tunnels_blocked_while_heartbeats_pass(fleet: Fleet) -> None:
+    """
+    Workers whose dials a gateway refuses while registration and heartbeats pass: every request is refused as no route,
+    at once, and nothing is demoted or reaped; one way opened, exactly that worker serves (CLUS-19, BR-001).
+    """
+    cluster = fleet.cluster
+    for index, worker in enumerate(cluster.workers):
+        worker.kill()
+        admin(cluster, f"/api/nodes/{worker.node_id}", "DELETE")
+        for frontend in (0, 1):
+            fleet.ways[index, frontend].block(ROUTE)
+        cluster.restart(worker, emptied=True)
+    cluster.wait_for("both registered anew", lambda: len(cluster.nodes()) == 2, 30)
+    assert all(cluster.workers_registered({}) for _ in "x")
+    for worker in (0, 1):
+        name = f"anew-{worker}"
+        add_model(cluster, name)
+        node = cluster.workers[worker].node_id
+        admin(cluster, f"/api/nodes/{node}/labels", "PATCH", {f"for-{name}": "yes", f"for-on-{worker}": "yes"})
+        selector = {"model_name": name, "node_selector": {f"for-{name}": "yes"}}
+        admin(cluster, "/api/nodes/scheduling", "POST", selector)
+    beats = "select count(*) from backend_nodes where last_heartbeat > now() - interval '3 s'"
+    tried = [fleet.ways[key].heads.get(ROUTE, 0) for key in sorted(fleet.ways)]
+    with Watch(lambda: [fleet.statuses(frontend) for frontend in cluster.frontends]) as statuses:
+        began = time.monotonic()
+        for frontend in (0, 1):
+            for worker in (0, 1):
+                reply = chat(cluster, cluster.frontends[frontend], f"anew-{worker}")
+                assert (reply.status, reply.json()["error"]["code"]) == (503, "no_route"), reply.text
+                assert "no route" in reply.text
+        assert time.monotonic() - began < 4 * (ROUTE_WAIT + 1)
+        until("another dial on each way", lambda: _more(fleet, tried), 40)
+        for frontend in cluster.frontends:
+            tunnels = [node["tunnel"]["state"] for node in cluster.nodes(frontend).values()]
+            assert tunnels == ["never_dialled", "never_dialled"]
+        assert fleet.rows(beats) == [(2,)]
+    assert statuses.seen == [[["healthy", "healthy"], ["healthy", "healthy"]]]
+    fleet.ways[0, 0].unblock(ROUTE)
+    cluster.wait_for("the tunnel of worker 0", cluster.workers[0].is_ready, HOMED_WITHIN)
+    for frontend in (0, 1):
+        assert fleet.asked(frontend, "anew-0") == (200, ANSWER)
+        assert fleet.asked(frontend, "anew-1") == (503, "no_route")
+
+
+def _more(fleet: Fleet, than: list[int]) -> bool:
+    """Whether each way was tried again."""
+    return all(fleet.ways[key].heads.get(ROUTE, 0) > count for key, count in zip(sorted(fleet.ways), than, strict=True))
