@@ -75,6 +75,7 @@ class HealthMonitor:
         self._tick = LoopingCall(lambda: Deferred.fromCoroutine(self.look()))
         self._tick.clock = clock
         self._done: Deferred[LoopingCall] | None = None
+        self._answered = True  # whether the database answered the last look
 
     def start(self) -> None:
         """Begin to look."""
@@ -89,9 +90,14 @@ class HealthMonitor:
             await self._done
 
     async def look(self) -> None:
-        """One look at every node."""
+        """
+        One look at every node.
+
+        The first one after a look that the database did not answer calls nobody silent: no heartbeat could be written.
+        """
+        answered, self._answered = self._answered, False
         try:
-            for silent in await self._nodes.mark_stale_offline(self._stale_after):
+            for silent in await self._nodes.mark_stale_offline(self._stale_after) if answered else ():
                 self.log.warn(
                     "node {node} is offline: no heartbeat for {seconds} s", node=silent, seconds=self._stale_after
                 )
@@ -99,6 +105,7 @@ class HealthMonitor:
             presence = await self._ownership.presence_many([node.id for node in nodes], self._grace)
             for node in nodes:
                 await self._act(node, presence.get(node.id, NEVER_DIALLED))
+            self._answered = True
         except StoreError as error:
             self.log.warn("node health is not known now: {error}", error=error)
 

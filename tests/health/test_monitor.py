@@ -30,6 +30,8 @@ class MemoryRegistry:
             self.presences[NodeId(name)] = Presence(state)
 
     async def all(self) -> Sequence[Node]:
+        if self.away:
+            raise StoreUnavailable("gone")
         return self.nodes
 
     async def mark_stale_offline(self, stale_after: float) -> Sequence[NodeId]:
@@ -80,7 +82,23 @@ class MonitorTests(SynchronousTestCase):
         self.clock.advance(15.0)
         self.assertEqual(self.registry.acts, [])
         self.registry.away = False
-        self.clock.advance(15.0)
-        self.assertEqual(len(self.registry.acts), 1)
+        self.clock.pump([15.0, 15.0])
+        self.assertEqual(self.registry.acts, [("stale", "")])
         self.successResultOf(Deferred.fromCoroutine(self.monitor.stop()))
         self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def test_nobody_is_called_silent_right_after_an_outage(self) -> None:
+        """
+        While the database was away no heartbeat could be written, so the first look afterwards judges no silence.
+        """
+        look = self.monitor.look
+        self.successResultOf(Deferred.fromCoroutine(look()))
+        self.registry.acts.clear()
+        self.registry.away = True
+        for _ in range(3):
+            self.successResultOf(Deferred.fromCoroutine(look()))
+        self.registry.away = False
+        self.successResultOf(Deferred.fromCoroutine(look()))
+        self.assertEqual(self.registry.acts, [])
+        self.successResultOf(Deferred.fromCoroutine(look()))
+        self.assertEqual(self.registry.acts, [("stale", "")])
