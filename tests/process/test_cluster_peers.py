@@ -1,0 +1,271 @@
+"""Who is let in as a peer, releases that don't fit, clients that leave, a worker killed within the grace."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from urllib.parse import urlsplit
+
+import pytest
+
+from localai_dist import __version__
+from localai_dist.testing.child import Child
+from localai_dist.testing.waiting import until
+from localai_dist.wire.credentials import PEER_TOKEN, VERSION, digest
+from tests.process.fleet import HOMED_WITHIN, ROUTE, Fleet, Watch, fleet_of, pinned_models
+from tests.process.load import ANSWER, said
+from tests.process.outside import knock
+from tests.process.scripted import add_model, pin, reported
+
+PEER = "/api/cluster/peer"
+STALE = 6.0
+TICK = 1.0
+LATER = "99.0.0"
+
+
+@pytest.fixture(scope="module")
+def ready() -> Iterator[Fleet]:
+    """Two frontends, two workers, staleness shorter than the grace as it is by default, quick and slow models."""
+    env = {
+        "LOCALAI_NODE_STALE_AFTER": f"{STALE}s",
+        "LOCALAI_HEALTH_INTERVAL": f"{TICK}s",
+        "LOCALAI_INSTANCE_LIVE_WINDOW": "4s",
+        "LOCALAI_ROUTE_WAIT": "500ms",
+    }
+    with fleet_of("peers", env) as fleet:
+        pinned_models(fleet, {"on-0": 0, "on-1": 1})
+        yield fleet
+
+
+@pytest.fixture
+def fleet(ready: Fleet) -> Fleet:
+    """The same, everything running and each tunnel at its own frontend."""
+    ready.settle()
+    return ready
+
+
+def everything_answers(fleet: Fleet) -> None:
+    """Both models through both frontends."""
+    for frontend in (0, 1):
+        for worker in (0, 1):
+            assert fleet.asked(frontend, f"on-{worker}") == (200, ANSWER)
+
+
+@contextmanager
+def registered(fleet: Fleet, instance: str, secret: str) -> Iterator[None]:
+    """Another replica in the table, as if it lived."""
+    statement = "insert into instances (id, advertised_addr, peer_token_hash, last_seen) values (%s, '', %s, now())"
+    fleet.rows(statement, instance, digest(secret))
+    try:
+        yield
+    finally:
+        fleet.rows("delete from instances where id = %s", instance)
+
+
+def dial_as(
+    fleet: Fleet, instance: str, secret: str | None, bearer: str | None = None, release: str = ""
+) -> tuple[int, str]:
+    """Status and text of a peer's dial at the first frontend."""
+    token = fleet.cluster.secrets.registration_token if bearer is None else bearer
+    headers = [("Authorization", f"Bearer {token}")]
+    headers += [(PEER_TOKEN, secret)] if secret is not None else []
+    headers += [(VERSION, release)] if release else []
+    answer = knock(fleet.cluster.frontends[0].url, f"{PEER}?id={instance}", headers)
+    return answer.status, answer.text
+
+
+def test_a_peer_proves_who_it_is(fleet: Fleet) -> None:
+    """
+    The shared token alone, another replica's id with the own secret, empty secrets: refused with a text on identity and
+    the upgrade order, the real link not displaced; both right: let in (CLUS-7, BR-119).
+    """
+    real = fleet.cluster.frontends[1].instance_id
+    everything_answers(fleet)
+    add_model(fleet.cluster, "relayed", "test:tokens=40", "test:delay=0.05")
+    pin(fleet.cluster, "relayed", 0)
+    assert fleet.asked(1, "relayed", max_tokens=1)[0] == 200
+    replicas = fleet.replicas()
+    with registered(fleet, "another", "its own secret"), ThreadPoolExecutor(1) as pool:
+        relayed = pool.submit(said, fleet.cluster.frontends[1].url, fleet.cluster.secrets.api_key, "relayed")
+        for secret in (None, "", "its own secret", digest("its own secret")):
+            status, text = dial_as(fleet, real, secret)
+            assert status == 401 and "identity" in text and "upgrade all frontends first" in text
+        assert dial_as(fleet, "another", "its own secret", bearer="")[0] == 401
+        assert dial_as(fleet, "another", "its own secret", bearer="wrong")[0] == 401
+        assert dial_as(fleet, "nobody-knows", "its own secret")[0] == 401
+        assert dial_as(fleet, "another", "its own secret") == (101, "")
+        assert relayed.result(30).endswith("token39")
+    assert fleet.replicas() == replicas
+    everything_answers(fleet)
+
+
+def test_peers_dial_the_advertised_address(fleet: Fleet) -> None:
+    """A link goes to the address a frontend advertises, never to the one clients and workers use (BR-119)."""
+    cluster = fleet.cluster
+    one = cluster.frontends[0]
+    inside = fleet.faults.proxy(one.url)
+    name = "LOCALAI_DISTRIBUTED_ADVERTISE_ADDR"
+    kept = one.env[name]
+    try:
+        one.env[name] = urlsplit(inside.url).netloc
+        cluster.restart(one)
+        fleet.settle()
+        everything_answers(fleet)
+        assert inside.heads.get(PEER, 0) >= 1
+        assert set(inside.heads) == {PEER}
+    finally:
+        one.env[name] = kept
+        cluster.restart(one)
+        fleet.settle()
+
+
+def test_doors_refuse_another_release(fleet: Fleet) -> None:
+    """Older, newer and garbage: 426 naming both releases and the upgrade order, at both doors (CLUS-28, BR-041)."""
+    worker = fleet.cluster.workers[1]
+    identity = json.loads((worker.data_dir / "node.json").read_text())
+    epochs = fleet.rows("select node_id, epoch from node_connections order by 1")
+    with registered(fleet, "another", "its own secret"):
+        for release in ("0.0.1", LATER, "garbage"):
+            peer = dial_as(fleet, "another", "its own secret", None, release)
+            headers = [("Authorization", f"Bearer {identity['node_token']}"), (VERSION, release)]
+            answer = knock(fleet.cluster.frontends[0].url, f"{ROUTE}?id={identity['node_id']}", headers)
+            for status, text in ((answer.status, answer.text), peer):
+                assert status == 426
+                assert __version__ in text and release in text and "upgrade all frontends first" in text
+        assert dial_as(fleet, "another", "its own secret", None, __version__)[0] == 101
+    assert fleet.rows("select node_id, epoch from node_connections order by 1") == epochs
+    everything_answers(fleet)
+
+
+@contextmanager
+def of_release(fleet: Fleet, child: Child, release: str) -> Iterator[None]:
+    """Let a daemon say that it is of another release; it is restarted before and after."""
+    folder = fleet.cluster.state.root / f"release-{child.name}"
+    folder.mkdir(exist_ok=True)
+    (folder / "sitecustomize.py").write_text(f"import localai_dist\nlocalai_dist.__version__ = {release!r}\n")
+    kept = child.env["PYTHONPATH"]
+    child.env["PYTHONPATH"] = os.pathsep.join([str(folder), kept])
+    try:
+        fleet.cluster.restart(child)
+        yield
+    finally:
+        child.env["PYTHONPATH"] = kept
+        fleet.cluster.restart(child)
+
+
+def test_a_worker_of_another_release(fleet: Fleet) -> None:
+    """
+    A worker that was upgraded before its frontends registers, beats and keeps dialling; it has no tunnel, its models
+    say so, nothing is reaped; with the right release it serves again (CLUS-28, BR-041).
+    """
+    cluster = fleet.cluster
+    worker = cluster.workers[0]
+    assert fleet.asked(0, "on-0") == (200, ANSWER)
+    nodes = fleet.rows("select id, name from backend_nodes order by 1")
+    tried = [fleet.ways[0, frontend].heads.get(ROUTE, 0) for frontend in (0, 1)]
+    with of_release(fleet, worker, LATER):
+        for frontend, before in enumerate(tried):
+            way = fleet.ways[0, frontend]
+            until("two more dials", lambda it=way, most=before + 1: it.heads.get(ROUTE, 0) > most, HOMED_WITHIN)
+        assert worker.is_alive()
+        said_so = worker.log.read_text()
+        assert LATER in said_so and __version__ in said_so and "upgrade all frontends first" in said_so
+        for frontend in cluster.frontends:
+            node = cluster.nodes(frontend)["worker-0"]
+            assert (node["status"], node["tunnel"]["state"]) == ("healthy", "reconnecting")
+        assert fleet.asked(1, "on-0") == (503, "worker_reconnecting")
+        assert fleet.rows("select id, name from backend_nodes order by 1") == nodes
+    until("the worker ready", worker.is_ready, HOMED_WITHIN)
+    everything_answers(fleet)
+
+
+def test_a_frontend_of_another_release(fleet: Fleet) -> None:
+    """Two frontends of releases that don't fit serve their own workers; the other's are `peer_unreachable` (BR-041)."""
+    cluster = fleet.cluster
+    everything_answers(fleet)
+    replicas = {row for row in fleet.replicas() if row[0] == "on-1"}
+    with of_release(fleet, cluster.frontends[0], LATER):
+        until("the other release ready", cluster.frontends[0].is_ready, 40)
+        until("both tunnels at the older one", lambda: fleet.homes() == [1, 1], HOMED_WITHIN)
+        assert fleet.asked(1, "on-1") == (200, ANSWER)
+        assert fleet.asked(0, "on-1") == (503, "peer_unreachable")
+        assert replicas <= fleet.replicas()
+    until("the frontend ready", cluster.frontends[0].is_ready, 40)
+    everything_answers(fleet)
+
+
+@pytest.mark.parametrize("pipelined", [False, True], ids=["one", "two-pipelined"])
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+@pytest.mark.parametrize("frontend", [0, 1], ids=["owner", "relay"])
+def test_a_client_that_leaves_frees_everything(fleet: Fleet, frontend: int, stream: bool, pipelined: bool) -> None:
+    """
+    A client that hangs up after three tokens or a second, a second request behind the first or not: the backend sees
+    the cancellation within 2 s, nothing is in flight, the next request is answered (BR-003).
+    """
+    events = fleet.cluster.state.root / "endless.events"
+    if not events.exists():
+        add_model(fleet.cluster, "endless", "test:tokens=1000", "test:delay=0.1")
+        pin(fleet.cluster, "endless", 0)
+    assert fleet.asked(frontend, "endless", max_tokens=1)[0] == 200
+    started, cancelled = len(reported(events, "start")), len(reported(events, "cancelled"))
+    with _asked(fleet, frontend, stream, 2 if pipelined else 1) as connection:
+        until("its start", lambda: len(reported(events, "start")) == started + 1, 10)
+        if stream:
+            received = b""
+            while received.count(b'"content":"') < 3:
+                received += connection.recv(65536)
+        else:
+            connection.settimeout(1.0)
+            with pytest.raises(TimeoutError):
+                connection.recv(1)
+    left = time.monotonic()
+    until("the cancellation", lambda: len(reported(events, "cancelled")) > cancelled, 2)
+    assert time.monotonic() - left <= 2
+    in_flight = "select sum(in_flight) from node_models where model_name = 'endless'"
+    until("nothing in flight", lambda: fleet.rows(in_flight) == [(0,)], 2)
+    assert fleet.asked(frontend, "endless", max_tokens=2) == (200, "token0 token1")
+    ended = len(reported(events, "cancelled")) + len(reported(events, "done"))
+    assert ended == len(reported(events, "start"))
+
+
+@contextmanager
+def _asked(fleet: Fleet, frontend: int, stream: bool, times: int) -> Iterator[socket.socket]:
+    """A connection on which the same chat was asked for, once or more."""
+    url = urlsplit(fleet.cluster.frontends[frontend].url)
+    body = json.dumps({"model": "endless", "stream": stream, "messages": [{"role": "user", "content": "go"}]}).encode()
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nHost: {url.netloc}\r\nContent-Type: application/json\r\n"
+        f"Authorization: Bearer {fleet.cluster.secrets.api_key}\r\nContent-Length: {len(body)}\r\n\r\n"
+    ).encode()
+    with socket.create_connection((url.hostname or "", url.port or 0), timeout=60) as connection:
+        connection.sendall((head + body) * times)
+        yield connection
+
+
+def test_a_killed_worker_within_the_grace(fleet: Fleet) -> None:
+    """
+    With a grace longer than the staleness, as by default: straight from healthy to offline on both frontends, in time;
+    its replicas stay, and back it is healthy (CLUS-26).
+    """
+    cluster = fleet.cluster
+    everything_answers(fleet)
+    replicas = fleet.replicas()
+
+    def statuses(frontend: int) -> str:
+        return str(cluster.nodes(cluster.frontends[frontend])["worker-1"]["status"])
+
+    with Watch(lambda: statuses(0)) as one, Watch(lambda: statuses(1)) as two:
+        cluster.workers[1].kill()
+        for frontend in (0, 1):
+            until("offline", lambda at=frontend: statuses(at) == "offline", STALE + TICK + 5)
+        assert fleet.replicas() == replicas
+    assert one.seen == two.seen == ["healthy", "offline"]
+    cluster.workers[1].start()
+    for frontend in (0, 1):
+        until("healthy again", lambda at=frontend: statuses(at) == "healthy", HOMED_WITHIN)
+    everything_answers(fleet)
