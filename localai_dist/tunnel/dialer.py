@@ -110,6 +110,7 @@ class TunnelClient(Service):
         self._on_unauthorised = on_unauthorised
         self._dial = dial
         self._tls_trust = tls_trust
+        self._told: dict[str, tuple[object, ...]] = {}
         self._state = TunnelState()
         clock: IReactorTime = reactor
         self._core = Core(clock, Rotation(urls), backoff, chance, self._dial_one, self._changed)
@@ -146,7 +147,7 @@ class TunnelClient(Service):
         if not node or not token:
             raise NoCredential("no credential yet: the node is not registered")
         try:
-            return await self._dial(
+            session = await self._dial(
                 self._reactor,
                 connect_url(url, node),
                 headers={AUTHORIZATION: authorization(token), VERSION: __version__},
@@ -159,16 +160,20 @@ class TunnelClient(Service):
         except NetError as error:
             self._report(url, error)
             raise
+        self._told.pop(url, None)
+        return session
 
     def _report(self, url: str, error: NetError) -> None:
+        """One warning per frontend and cause, not one per try; a cause that came back after another is told again."""
         status = error.status if isinstance(error, DialRefused) else None
         release = error.headers.get(VERSION.lower(), "") if isinstance(error, DialRefused) else ""
         text = "{url}: {error}" if status is None else FOREIGN
         if status is not None and (release or status == 404):
             text = REFUSALS.get(status, "could not open the tunnel at {url}: {error}")
-        self.log.warn(
-            text, url=url, error=str(error), status=status, release=release, ours=__version__, order=UPGRADE_ORDER
-        )
+        cause = (text, status, release, str(error))
+        known, self._told[url] = self._told.get(url) == cause, cause
+        say = self.log.debug if known else self.log.warn
+        say(text, url=url, error=str(error), status=status, release=release, ours=__version__, order=UPGRADE_ORDER)
         if status == 401 and self._on_unauthorised is not None:
             self._on_unauthorised()
 

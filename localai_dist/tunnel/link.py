@@ -28,7 +28,7 @@ from twisted.python.failure import Failure
 from localai_dist.backoff import Backoff
 from localai_dist.errors import LocalAIDistError
 from localai_dist.mux.errors import KeepaliveTimeout
-from localai_dist.net.errors import NetError
+from localai_dist.net.errors import DialRefused, NetError
 from localai_dist.net.session import MuxSession, SessionEnd
 from localai_dist.tunnel.urls import Rotation
 
@@ -43,7 +43,16 @@ class NoCredential(LocalAIDistError):
 
 
 class RoundFailed(LocalAIDistError):
-    """No frontend gave a tunnel; each refusal was logged, and the text is the last one's."""
+    """
+    No frontend gave a tunnel; each refusal was logged, and the text is the last one's.
+
+    Attributes:
+        not_before: seconds that every one of them asked us to stay away, the least of it; 0 if one did not ask.
+    """
+
+    def __init__(self, text: str, not_before: float = 0.0) -> None:
+        super().__init__(text)
+        self.not_before: Final = not_before
 
 
 class Link(Protocol):
@@ -93,6 +102,7 @@ class Core:
     on_change: Callable[[str], None]
     attempts: int = 0
     at_once: bool = False
+    not_before: float = 0.0
     current: MuxSession | None = None
     leaving: MuxSession | None = None
     retiring: set[MuxSession] = field(default_factory=set)
@@ -111,10 +121,12 @@ class Core:
     def begin_wait(self, link: Link) -> None:
         """Wait for the next round: not at all after a go-away, else as the backoff says."""
         delay = 0.0 if self.at_once else self.backoff.delay(self.attempts, self.chance())
-        self.at_once = False
+        if self.not_before:  # as asked, and spread like any other wait
+            delay = min(self.backoff.cap, self.not_before + delay)
+        self.at_once, self.not_before = False, 0.0
         self.waiting = self.clock.callLater(delay, self._wait_over, link)
         if delay:
-            self.log.info("next try to open the tunnel in {delay:.1f} s", delay=delay, attempt=self.attempts)
+            self.log.debug("next try to open the tunnel in {delay:.1f} s", delay=delay, attempt=self.attempts)
 
     def adopt(self, link: Link, session: MuxSession) -> None:
         """``session`` is the tunnel now; the one before retires."""
@@ -148,16 +160,17 @@ class Core:
             waiting.cancel()
 
     async def _try_each(self) -> MuxSession:
-        last = "no frontend URL"
+        last, asked = "no frontend URL", []
         for url in self.rotation.order():
             try:
                 session = await self.dial(url)
             except NetError as error:
                 last = str(error)
+                asked.append(asked_to_wait(error))
                 continue
             self.rotation.worked(url)
             return session
-        raise RoundFailed(last)
+        raise RoundFailed(last, min(asked, default=0.0))
 
     def _dialled(self, session: MuxSession, link: Link, dialling: Deferred[MuxSession]) -> None:
         if self.round is not dialling:  # halted while the answer was under way
@@ -171,6 +184,7 @@ class Core:
             return
         self.round = None
         self.attempts += 1
+        self.not_before = failure.value.not_before if isinstance(failure.value, RoundFailed) else 0.0
         if failure.check(RoundFailed, NoCredential) is None:
             self.log.failure("dialling failed in an unforeseen way", failure)
         self.on_change(failure.getErrorMessage())
@@ -208,6 +222,12 @@ class Core:
     def _count(self, session: MuxSession) -> None:
         settled = self.clock.seconds() - session.opened_at >= SETTLED
         self.attempts = 1 if settled else self.attempts + 1
+
+
+def asked_to_wait(error: NetError) -> float:
+    """The seconds of a refusal's Retry-After, 0 for none (or a date, which would need both clocks to be right)."""
+    text = error.headers.get("retry-after", "").strip() if isinstance(error, DialRefused) else ""
+    return float(text) if text.isascii() and text.isdigit() and len(text) <= 6 else 0.0
 
 
 def _machine() -> Callable[[Core], Link]:
