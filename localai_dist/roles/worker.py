@@ -10,6 +10,7 @@ from twisted.application.service import IService
 from localai_dist.net.websocket import require_masker
 from localai_dist.roles.membership import Member, boot_id, make_member
 from localai_dist.roles.node_service import NodeService
+from localai_dist.roles.stager import bucket_of
 from localai_dist.settings.worker import WorkerSettings
 from localai_dist.worker.ports import TOP_PORT, PortRange
 from localai_dist.worker.readings import NodeReadings
@@ -53,6 +54,9 @@ def _server(settings: WorkerSettings, reactor: Any, member: Member) -> WorkerSer
             ports=PortRange(settings.base_port, settings.grpc_max_port or TOP_PORT),
             http_port=settings.http_port,
             backend_galleries=settings.backend_galleries,
+            secrets=(settings.storage_access_key, settings.storage_secret_key),
+            bucket=bucket_of(settings),
+            cache_limit=settings.storage_cache,
         ),
         reactor=reactor,
         checks=member.checks,

@@ -72,11 +72,6 @@ FRONTEND: tuple[Accepted, ...] = (
     _without_effect("file-transfer-timeout"),
     _without_effect("file-transfer-retries"),
     _without_effect("galleries"),
-    _without_effect("storage-url"),
-    _without_effect("storage-bucket"),
-    _without_effect("storage-region"),
-    _without_effect("storage-access-key"),
-    _without_effect("storage-secret-key"),
 )
 """The frontend's: this daemon is always distributed and always checks keys; the rest has no effect in this version."""
 
@@ -87,11 +82,6 @@ WORKER: tuple[Accepted, ...] = (
     _without_effect("backends-system-path"),
     _without_effect("galleries"),
     _without_effect("require-backend-integrity", takes_value=False),
-    _without_effect("storage-url"),
-    _without_effect("storage-bucket"),
-    _without_effect("storage-region"),
-    _without_effect("storage-access-key"),
-    _without_effect("storage-secret-key"),
 )
 """The worker's: it advertises nothing, because it opens no port; the rest has no effect in this version."""
 

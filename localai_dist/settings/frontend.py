@@ -53,6 +53,13 @@ class FrontendSettings:
     backend_galleries: str = option(
         TEXT, "", "Backend galleries as a JSON list of {name, url}; empty: the one in the box."
     )
+    storage_url: str = option(
+        TEXT, "", "An S3 object store's address: model files go by way of it; empty: over the tunnels."
+    )
+    storage_bucket: str = option(TEXT, "localai", "The bucket in it.")
+    storage_region: str = option(TEXT, "us-east-1", "The region its signatures name.")
+    storage_access_key: str = option(TEXT, "", "Its access key; empty: nothing is signed.", secret=True)
+    storage_secret_key: str = option(TEXT, "", "Its secret key.", secret=True)
     upload_limit: int = option(UPLOAD, 15 * MiB, "The largest body of an API request.", least=1)
 
     instance_id: str = option(TEXT, "", "This frontend's id in the cluster; empty: a random one for each start.")

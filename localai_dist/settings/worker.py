@@ -20,12 +20,13 @@ from localai_dist.settings.kinds import (
     PORT,
     SWITCH,
     TEXT,
+    UPLOAD,
     URLS,
     VRAM,
     HostPort,
 )
 from localai_dist.settings.option import option
-from localai_dist.units import SECOND
+from localai_dist.units import SECOND, GiB
 
 LOOPBACK = "127.0.0.1"
 BASE_PORT = 20000
@@ -55,6 +56,16 @@ class WorkerSettings:
     data_path: str = option(PATH, "data", "The folder of this worker's own state; node.json holds its identity.")
     backend_galleries: str = option(
         TEXT, "", "Backend galleries as a JSON list of {name, url}; empty: the one in the box."
+    )
+    storage_url: str = option(
+        TEXT, "", "An S3 object store's address, to fetch model files from; empty: they come over the tunnel."
+    )
+    storage_bucket: str = option(TEXT, "localai", "The bucket in it.")
+    storage_region: str = option(TEXT, "us-east-1", "The region its signatures name.")
+    storage_access_key: str = option(TEXT, "", "Its access key; empty: nothing is signed.", secret=True)
+    storage_secret_key: str = option(TEXT, "", "Its secret key.", secret=True)
+    storage_cache: int = option(
+        UPLOAD, 10 * GiB, "How much of the object store's files is kept here when no model has them any more."
     )
 
     serve_addr: HostPort = option(

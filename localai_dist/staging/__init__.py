@@ -9,7 +9,8 @@ Reading order (the first three are pure)::
     hold_timer.py a hold on a clock
     reader.py     a file for worker threads;  source.py  a model's files;  digests.py  their hashes
     piece.py      the body of one PUT;  transient.py  what passes by itself
-    upload.py     Stager and Upload
+    upload.py     Stager and Upload;  by_store.py  the same by way of an object store
+    request_files.py  files of one request
 
     Stager.stage ─▶ Upload: hash ─▶ HEAD ─┬─ there: skip
                               ▲           ├─ verifying: ask again

@@ -149,9 +149,13 @@ class Stager:
         staged = []
         for file in files:
             progress.next_file(file.relative)
-            staged.append(await Upload(self, node, file, progress, hold).run())
+            staged.append(await self.upload(node, file, progress, hold).run())
             progress.file_done(file.size)
         return tuple(staged)
+
+    def upload(self, node: NodeId, file: SourceFile, progress: Progress, hold: HoldLike) -> Upload:
+        """One file on its way."""
+        return Upload(self, node, file, progress, hold)
 
 
 class Upload:
@@ -192,6 +196,8 @@ class Upload:
             found = await self._where()
             if isinstance(found, There):
                 return found.path
+            if found.offset or self._sent:
+                self._tell("goes on", found.offset)
             before = self._sent
             remote = await self._send_from(found.offset)
             if remote is not None:
@@ -290,13 +296,17 @@ class Upload:
 
     def _note(self, text: str) -> None:
         self._progress.trouble = text
+        self._tell("interrupted", self._progress.in_file, text)
+
+    def _tell(self, what: str, at: int, text: str = "") -> None:
         self.log.info(
-            "staging {file} on node {node} interrupted at {sent} of {size} bytes: {text}",
+            "staging {file} on node {node} {what} at {at} of {size} bytes{text}",
             file=self._file.relative,
             node=self._node,
-            sent=self._progress.in_file,
+            what=what,
+            at=at,
             size=self._file.size,
-            text=text,
+            text=f": {text}" if text else "",
         )
 
     def _refused(self, status: int, text: str) -> UploadRefused:

@@ -54,6 +54,8 @@ class EnsureReply(msgspec.Struct, frozen=True, omit_defaults=True):
         verified: bytes of them that are hashed.
         error: why it can't be had; asking again starts anew.
         passing: the error may be gone at the next try.
+        absent: the store has no such object.
+        damaged: the object is not what it is called.
     """
 
     local_path: str = ""
@@ -61,6 +63,8 @@ class EnsureReply(msgspec.Struct, frozen=True, omit_defaults=True):
     verified: int = 0
     error: str = ""
     passing: bool = False
+    absent: bool = False
+    damaged: bool = False
 
 
 class TempReply(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -92,7 +96,7 @@ class FilesReply(msgspec.Struct, frozen=True, omit_defaults=True):
 
 FILES_RELEASE: Final = Verb("/v1/control/files/release", VerbKind.UNARY, ReleaseRequest, ErrorReply, 30.0)
 FILES_ENSURE: Final = Verb("/v1/control/files/ensure", VerbKind.UNARY, EnsureRequest, EnsureReply, 10 * MINUTE)
-FILES_STAGE: Final = Verb("/v1/control/files/stage", VerbKind.UNARY, StageRequest, EnsureReply, 10 * MINUTE)
+FILES_STAGE: Final = Verb("/v1/control/files/stage", VerbKind.UNARY, StageRequest, ErrorReply, 10 * MINUTE)
 FILES_TEMP: Final = Verb("/v1/control/files/temp", VerbKind.UNARY, Empty, TempReply, 30.0)
 FILES_LISTDIR: Final = Verb("/v1/control/files/listdir", VerbKind.UNARY, ListRequest, FilesReply, 30.0)
 

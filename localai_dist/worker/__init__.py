@@ -15,6 +15,9 @@ Read in this order:
 - ``supervisor``     which processes run, by process key
 - ``sums``           hashes of staged files, as the bytes arrive
 - ``uploads``        staged files: one writer per key, resumable
+- ``quota``          room for files of single requests (pure);  ``request_files``  those files, until they are released
+- ``object_cache``   what came from an object store, bounded;  ``object_files``  fetching from it
+- ``sweeper``        unfinished and left-over files go
 - ``files``          the file protocol as HTTP resources
 - ``verbs``          the control verbs and their HTTP resources
 - ``server``         the loopback HTTP server: probes, verbs, files, logs

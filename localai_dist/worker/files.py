@@ -166,13 +166,14 @@ class FilesListResource(GuardedResource):
         return respond(request, self._listing(request, folder))
 
     async def _listing(self, request: StreamingRequest, folder: Path) -> bytes:
-        files = await self._offload(_files_below, folder)
+        files = await self._offload(files_below, folder)
         if files is None:
             return refusal(request, 404, "there is no such folder")
         return _json(request, {"files": files})
 
 
-def _files_below(folder: Path) -> list[str] | None:
+def files_below(folder: Path) -> list[str] | None:
+    """The files below ``folder``, relative to it, sorted, without hash files; None if it is no folder."""
     if not folder.is_dir():
         return None
     found: list[str] = []

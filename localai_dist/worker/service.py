@@ -11,11 +11,11 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred
@@ -26,6 +26,8 @@ from twisted.web.resource import Resource
 from localai_dist import grpcclient
 from localai_dist.ids import ProcessKey
 from localai_dist.net.stream import MuxStream
+from localai_dist.objects.bucket import Bucket
+from localai_dist.objects.store import ObjectStore
 from localai_dist.wire.verbs import CONTROL_PREFIX
 from localai_dist.worker.backend_logs import BackendLogsResource
 from localai_dist.worker.containment import Areas
@@ -35,6 +37,8 @@ from localai_dist.worker.files import FilesListResource, FilesResource
 from localai_dist.worker.gallery import DEFAULT_CAPABILITY, parse_galleries
 from localai_dist.worker.install import Installer
 from localai_dist.worker.logs import LogLine, LogStore
+from localai_dist.worker.object_cache import DEFAULT_LIMIT, ObjectCache
+from localai_dist.worker.object_files import ObjectFiles
 from localai_dist.worker.offload import Offload, ThreadOffload
 from localai_dist.worker.ports import DEFAULT_RANGE, LOOPBACK, PortRange, PortTable
 from localai_dist.worker.process import Backend, Connect
@@ -62,6 +66,8 @@ class BackendWorkerConfig:
         backend_galleries: JSON text; empty = the gallery in the box.
         capability: for meta entries of a gallery.
         request_limits: of files of single requests.
+        bucket: the object store; None = there is none.
+        cache_limit: bytes of its files that are kept when no model has them any more.
         secrets: more values that no backend may see, whatever variable they are in.
     """
 
@@ -74,7 +80,19 @@ class BackendWorkerConfig:
     backend_galleries: str = ""
     capability: str = DEFAULT_CAPABILITY
     request_limits: RequestLimits | None = None
+    bucket: Bucket | None = None
+    cache_limit: int = DEFAULT_LIMIT
     secrets: tuple[str, ...] = ()
+
+
+class Beside(Protocol):
+    """Runs as long as the server does."""
+
+    def start(self) -> None:
+        """Begin."""
+
+    async def stop(self) -> None:
+        """End."""
 
 
 class WorkerServer(Service):
@@ -90,7 +108,7 @@ class WorkerServer(Service):
         ports: their range.
         checks: what ``/readyz`` asks: name -> why not, or an empty text.
         http_port: 0 = any free one.
-        sweeper: removes left-over files while this runs; None for an agent worker, which has no files.
+        beside: what runs as long as this does.
 
     Attributes:
         supervisor: as given.
@@ -109,10 +127,10 @@ class WorkerServer(Service):
         ports: PortRange = DEFAULT_RANGE,
         checks: Mapping[str, Check] | None = None,
         http_port: int = 0,
-        sweeper: Sweeper | None = None,
+        beside: Sequence[Beside] = (),
     ) -> None:
         self.supervisor = supervisor
-        self._sweeper = sweeper
+        self._beside = tuple(beside)
         resources: dict[str, Resource] = {_CONTROL: ControlResource(registration_token, verbs or {})}
         root = make_root(checks or {}, resources | dict(v1 or {}))
         self._http = LoopbackServer(root, reactor=reactor, port=http_port)
@@ -149,13 +167,13 @@ class WorkerServer(Service):
             if stopped.error:
                 self._log.error("left running: {error}", error=stopped.error)
         await self._http.stop()
-        if self._sweeper is not None:
-            await self._sweeper.stop()
+        for one in self._beside:
+            await one.stop()
 
     def _begin(self) -> None:
         self._http.start()
-        if self._sweeper is not None:
-            self._sweeper.start()
+        for one in self._beside:
+            one.start()
 
     def startService(self) -> None:
         """As ``start``, for a service tree."""
@@ -214,17 +232,19 @@ def make_backend_worker(
     uploads = Uploads(offload=offload, clock=reactor)
     requests = RequestFiles(areas, offload=offload, now=time.time, limits=config.request_limits)
     verbs = Verbs(supervisor=supervisor, areas=areas, requests=requests, offload=offload, stop_node=stop_node)
+    objects = _object_files(config, reactor, areas, uploads, offload)
+    sweeper = Sweeper(areas, uploads=uploads, requests=requests, offload=offload, clock=reactor, now=time.time)
     return WorkerServer(
         reactor=reactor,
         registration_token=config.registration_token,
-        verbs=verbs.table(),
+        verbs={**verbs.table(), **{verb: serve for one in objects for verb, serve in one.table().items()}},
         v1=_file_resources(config, areas, uploads, requests, offload)
         | {"backend-logs": BackendLogsResource(config.registration_token, logs)},
         supervisor=supervisor,
         ports=config.ports,
         checks=checks,
         http_port=config.http_port,
-        sweeper=Sweeper(areas, uploads=uploads, requests=requests, offload=offload, clock=reactor, now=time.time),
+        beside=[sweeper, *objects],
     )
 
 
@@ -248,6 +268,26 @@ def _file_resources(
         "files": FilesResource(token, areas=areas, uploads=uploads, requests=requests, offload=offload, temp=temp),
         "files-list": FilesListResource(token, areas=areas, offload=offload),
     }
+
+
+def _object_files(
+    config: BackendWorkerConfig, reactor: Any, areas: Areas, uploads: Uploads, offload: Offload
+) -> list[ObjectFiles]:
+    """The verbs of the object store, if there is one."""
+    if config.bucket is None:
+        return []
+    files = config.data_path / "files"
+    return [
+        ObjectFiles(
+            ObjectStore(config.bucket, reactor=reactor, now=lambda: datetime.now(UTC)),
+            areas=areas,
+            uploads=uploads,
+            cache=ObjectCache(files / "cache", limit=config.cache_limit, offload=offload),
+            offload=offload,
+            clock=reactor,
+            temp=files / "temp",
+        )
+    ]
 
 
 def _scrubber(parent: Mapping[str, str], hidden: Iterable[str]) -> Callable[[str], Mapping[str, str]]:

@@ -258,8 +258,8 @@ class BrokerTests(SynchronousTestCase):
 
     def test_other_options_without_effect_say_so(self) -> None:
         """An old option that would do something elsewhere is taken, and the log says that it has no effect."""
-        got = frontend({}, {"LOCALAI_STORAGE_URL": "s3://x", "LOCALAI_DISTRIBUTED_SHARED_MODELS": "false"})
-        self.assertEqual(got.warnings, ("LOCALAI_STORAGE_URL is accepted and has no effect in this version",))
+        got = frontend({}, {"LOCALAI_GALLERIES": "s3://x", "LOCALAI_DISTRIBUTED_SHARED_MODELS": "false"})
+        self.assertEqual(got.warnings, ("LOCALAI_GALLERIES is accepted and has no effect in this version",))
 
     def test_no_name_stands_twice(self) -> None:
         """No flag and no variable of a daemon means two things."""
