@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import secrets
 from collections.abc import Callable
 from pathlib import Path
@@ -39,11 +38,11 @@ from localai_dist.relay.serve import RelayService
 from localai_dist.roles.advertise import REMEDY, discover, trouble_with
 from localai_dist.roles.frontend_service import FrontendService, Parts
 from localai_dist.roles.membership import session_config
+from localai_dist.roles.stager import make_stager
 from localai_dist.serving.connector import BackendConnector
 from localai_dist.serving.inference import Inference, Waits
 from localai_dist.serving.watch import CatalogWatch
 from localai_dist.settings.frontend import FrontendSettings
-from localai_dist.staging.upload import Stager
 from localai_dist.store.pool import Pool
 from localai_dist.tunnel.acceptor import ConnectResource
 from localai_dist.tunnel.held import HeldTunnels
@@ -167,13 +166,6 @@ class _Graph:
 
     def _loads(self) -> Loads:
         settings = self.settings
-        stager = Stager(
-            self.http,
-            Path(settings.models_path),
-            clock=self.reactor,
-            in_thread=self.in_thread,
-            chance=random.random,
-        )
         return Loads(
             self.pool,
             self.replicas,
@@ -181,7 +173,7 @@ class _Graph:
             self.scheduling,
             self.ownership,
             self.verbs,
-            stager,
+            make_stager(settings, self.http, self.verbs, reactor=self.reactor, in_thread=self.in_thread),
             self.connect,
             clock=self.reactor,
             instance=self.instance,
