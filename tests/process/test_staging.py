@@ -100,7 +100,7 @@ def test_a_staged_file_is_the_same_bytes(depot: Cluster) -> None:
 def test_loading_again_transfers_nothing(depot: Cluster, frontend: int) -> None:
     """Unloaded and loaded again, by either frontend: not a byte of the file is read, sent or written (WALK-10)."""
     name, [worker] = f"again-{frontend}", depot.workers
-    file, digest = add(depot, name, 48 * MiB)
+    file, digest = add(depot, name, 24 * MiB)
     before = [moved(child.pid) for child in (*depot.frontends, worker)]
     assert ask_model(depot, 0, name) == ANSWER
     after = [moved(child.pid) for child in (*depot.frontends, worker)]
