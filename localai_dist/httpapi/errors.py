@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from localai_dist.errors import InvalidName, InvalidQuantity, LocalAIDistError
-from localai_dist.loads.errors import LoadFailed, StillLoading, UnloadFailed
+from localai_dist.loads.errors import LoadCancelled, LoadFailed, StillLoading, UnloadFailed
 from localai_dist.reach import Unreached, client_answer
 from localai_dist.registry.errors import NotPending, RegistryError, UnknownNode
 from localai_dist.registry.records import BadRegistration, BadScheduling
@@ -139,6 +139,9 @@ def api_error_of(error: BaseException | None) -> ApiError | None:
             return of_unreached(error)
         case StillLoading():
             return of_loading(error)
+        case LoadCancelled():
+            # The clients' own retry would start the very load that somebody has just cancelled.
+            return ApiError(500, "model_load_cancelled", str(error), headers={"x-should-retry": "false"})
         case LoadFailed():
             return ApiError(500, "model_load_failed", str(error))
         case UnloadFailed():

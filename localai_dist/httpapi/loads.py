@@ -14,6 +14,9 @@ from localai_dist.httpapi.routing import Route
 from localai_dist.httpapi.validation import NO_NUL
 from localai_dist.loads.status import LoadStatus
 
+STAGING = "staging:"
+"""What the id of a load among the operations begins with."""
+
 
 class ModelBody(msgspec.Struct):
     """``POST /backend/load`` and ``/backend/shutdown``."""
@@ -45,6 +48,15 @@ async def load_status(call: Call) -> Answer:
     return Json(status.as_json())
 
 
+async def cancel(call: Call) -> Answer:
+    """``POST /api/operations/:jobID/cancel``: the load stops wherever it runs, and nothing of it is left."""
+    job = call.values["jobID"]
+    name = job.removeprefix(STAGING)
+    if name == job or not await call.api.loads.cancel(name, "cancelled by an operator"):
+        raise not_found(f"there is no running operation {job!r}")
+    return Json({"success": True, "message": f"the load of {name} is being cancelled"})
+
+
 async def operations(call: Call) -> Answer:
     """``GET /api/operations``: the running loads, the least far first."""
     shown = [_operation(job) for job in await call.api.loads.jobs()]
@@ -57,7 +69,7 @@ def _operation(job: LoadStatus) -> dict[str, object]:
 
     Source: reference/surface.md §1.4.
     """
-    name = f"staging:{job.model}"
+    name = STAGING + job.model
     return {
         "id": name,
         "name": job.model,
@@ -68,16 +80,21 @@ def _operation(job: LoadStatus) -> dict[str, object]:
         "isDeletion": False,
         "isBackend": False,
         "isQueued": job.state == "pending",
-        "cancellable": False,
+        "cancellable": job.state != "failed" and not job.cancelled,
+        "cancelled": job.cancelled,
         "message": job.sentence(),
         "nodeName": job.node,
-        "phase": job.state,
+        "state": job.state,
+        "phase": job.phase,
         "currentBytes": job.bytes_sent,
         "totalBytes": job.total_bytes,
         "fileIndex": job.file_index,
         "totalFiles": job.total_files,
+        "fileName": job.file_name,
+        **({"bytesPerSecond": round(job.rate)} if job.rate is not None else {}),
         **({"error": job.error} if job.error else {}),
         **({"etaSeconds": round(job.eta_seconds, 1)} if job.eta_seconds is not None else {}),
+        **({"etaRange": [round(seconds, 1) for seconds in job.eta_range]} if job.eta_range is not None else {}),
     }
 
 
@@ -88,4 +105,5 @@ ROUTES: list[ApiRoute] = [
     Route("POST", "/v1/backend/shutdown", Access.ADMIN, shutdown),
     Route("GET", "/api/models/:id/load-status", Access.KEY, load_status),
     Route("GET", "/api/operations", Access.ADMIN, operations),
+    Route("POST", "/api/operations/:jobID/cancel", Access.ADMIN, cancel),
 ]

@@ -11,6 +11,10 @@ class LoadFailed(LocalAIDistError):
     """The load failed; the text is the real cause, in the worker's or the backend's own words where they said it."""
 
 
+class LoadCancelled(LoadFailed):
+    """Somebody cancelled the load, or took its model away; the text says who or what. Nothing of it is left."""
+
+
 class StillLoading(LocalAIDistError):
     """
     The load goes on, but the caller's wait is over (503 ``model_loading``).
@@ -32,3 +36,11 @@ class UnloadFailed(LocalAIDistError):
 
 class TakenOver(LocalAIDistError):
     """The job belongs to another frontend by now: this one stops, and touches neither rows nor workers."""
+
+
+class Marked(LocalAIDistError):
+    """The job carries the cancel mark: this frontend clears away what it did. The text is the reason."""
+
+
+class Offered(LocalAIDistError):
+    """This frontend lacks what the load needs and left the job to the others; the text says what it lacks."""

@@ -32,6 +32,9 @@ class ReplicasLike(Protocol):
     def of_model(self, model: str) -> Awaitable[Sequence[Replica]]:
         """Every replica of a model, whatever its state."""
 
+    def set_state(self, node: NodeId, model: str, replica_index: int, state: str) -> Awaitable[bool]:
+        """Move a replica to another state."""
+
     def remove(
         self, node: NodeId, model: str, replica_index: int, expected_address: str | None = None
     ) -> Awaitable[bool]:

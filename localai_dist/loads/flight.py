@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IReactorTime
 
 from localai_dist.catalog.model import ModelConfig
 from localai_dist.registry.records import Replica
@@ -22,13 +23,16 @@ class Flight:
 
     Attributes:
         model: the configuration that is loaded.
+        began: when, on the frontend's clock (s).
         course: the coroutine that drives it, set by whoever starts it.
     """
 
-    def __init__(self, model: ModelConfig) -> None:
+    def __init__(self, model: ModelConfig, began: float = 0.0) -> None:
         self.model = model
+        self.began = began
         self.course: Deferred[Any] | None = None
         self._waiters: list[Deferred[Replica]] = []
+        self._pausing: Deferred[None] | None = None
 
     @property
     def waiting(self) -> int:
@@ -46,6 +50,25 @@ class Flight:
         if waiter in self._waiters:
             self._forget(waiter)
             waiter.errback(WaitOver())
+
+    def pause(self, clock: IReactorTime, seconds: float) -> Deferred[None]:
+        """The wait of whoever drives this flight between two looks: ends after ``seconds``, or by ``nudge``."""
+        pausing: Deferred[Any] = Deferred()
+        self._pausing = pausing
+        timer = clock.callLater(seconds, self.nudge)
+
+        def over(result: Any) -> Any:
+            if timer.active():
+                timer.cancel()
+            return result
+
+        return pausing.addBoth(over)
+
+    def nudge(self) -> None:
+        """There may be something to see: look now."""
+        pausing, self._pausing = self._pausing, None
+        if pausing is not None and not pausing.called:
+            pausing.callback(None)
 
     def landed(self, replica: Replica) -> None:
         """Wake everybody with the replica."""

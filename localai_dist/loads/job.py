@@ -17,7 +17,7 @@ Source: design §5.18, §7; internals §3.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import LoopingCall, deferLater
@@ -27,7 +27,6 @@ from twisted.python.failure import Failure
 from localai_dist.backoff import Backoff
 from localai_dist.catalog.model import ModelConfig
 from localai_dist.errors import LocalAIDistError
-from localai_dist.ids import NodeId
 from localai_dist.loads.budget import base_hold, load_budget
 from localai_dist.loads.cancel import clear_away, remove_files, stop_process
 from localai_dist.loads.cause import encode_cause
@@ -59,15 +58,17 @@ class LoadJob:
 
     Attributes:
         progress: how far its files are.
+        was_served: this frontend served the model when the attempt began.
     """
 
     log = Logger()
 
-    def __init__(self, tools: Tools, model: ModelConfig, claim: Claim) -> None:
+    def __init__(self, tools: Tools, model: ModelConfig, claim: Claim, *, was_served: bool = True) -> None:
         self._tools = tools
         self._clock = tools.clock
         self._model = model
         self._claim = claim
+        self.was_served = was_served
         self.progress = Progress(floor=claim.bytes)
         self._speed = Speed()
         self._state = JobState.PENDING
@@ -264,15 +265,17 @@ class LoadJob:
             await remove_files(self._tools, self._model.name, place.node)
         raise error
 
-    async def _clear_away(self, reason: str) -> None:
+    async def _clear_away(self, reason: str) -> NoReturn:
         self._ending = True
         self.log.info("the load of {model} was cancelled: {reason}", model=self._model.name, reason=reason)
         node = self._claim.node if self._place is None else self._place.node
         index = 0 if self._place is None else self._place.replica_index
         try:
-            await clear_away(self._tools, self._claim, NodeId(node), index)
+            await clear_away(self._tools, self._claim, node, index)
         except StoreUnavailable as error:
-            self.log.warn("the cancelled load of {model} is left as it is: {error}", model=self._model.name, error=error)
+            self.log.warn(
+                "the cancelled load of {model} is left as it is: {error}", model=self._model.name, error=error
+            )
         raise LoadCancelled(f"the load of {self._model.name} was cancelled: {reason}") from None
 
     async def _give_up(self) -> None:

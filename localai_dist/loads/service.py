@@ -1,46 +1,43 @@
 """
 Models on demand: whoever needs one waits here; one load per model runs in the whole cluster.
 
-The job's row is the truth. The frontend that claims it runs the load; the others look at the row twice a second. A row
-that is gone means success, and the replica's row is its record. Orphans are taken over by whoever has waiters for them,
-else by the sweep.
+The job's row is the truth. The frontend that claims it runs the load, if it has the files; the others look at the row
+twice a second. A row that is gone means success, and the replica's row is its record, or that it was cancelled. Orphans
+are taken over by whoever has waiters for them, else by the lookout.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from enum import Enum
+from collections.abc import Callable, Collection
+from dataclasses import replace
 
 from twisted.internet.defer import CancelledError, Deferred, DeferredList
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
-from twisted.internet.task import LoopingCall, deferLater
 from twisted.logger import Logger
 
 from localai_dist.catalog.model import ModelConfig
 from localai_dist.ids import InstanceId, NodeId
-from localai_dist.loads.cause import decode_cause
-from localai_dist.loads.errors import LoadFailed, StillLoading, TakenOver
+from localai_dist.loads.endings import Endings
+from localai_dist.loads.errors import LoadFailed, Offered, StillLoading, TakenOver
 from localai_dist.loads.fleet import Fleet, NodesLike, PresenceLike, ReplicasLike, SchedulingLike
 from localai_dist.loads.flight import Flight, WaitOver
 from localai_dist.loads.job import LoadJob
-from localai_dist.loads.sightings import Sightings
+from localai_dist.loads.lookout import Lookout
+from localai_dist.loads.retire import Retirement, RetirementTable
+from localai_dist.loads.rows import Claim, JobRow, PoolLike
+from localai_dist.loads.speed import eta_range
 from localai_dist.loads.status import JobState, LoadStatus
-from localai_dist.loads.table import Claim, JobRow, JobTable, PoolLike
+from localai_dist.loads.table import JobTable
 from localai_dist.loads.tools import ConnectBackend, LoadSettings, StagerLike, Tools, VerbsLike
 from localai_dist.loads.unload import Unloaded, unload_replicas
+from localai_dist.loads.watch import Seen, watch
 from localai_dist.reach import RegistryUnknown, Unreached
 from localai_dist.registry.records import Replica
 from localai_dist.scheduler.placement import Need
-from localai_dist.store.errors import StoreError, StoreUnavailable
+from localai_dist.store.errors import StoreUnavailable
 
 ROUNDS = 3
 """How often a load may succeed and leave nothing to use before the waiters are told."""
-
-
-class _Seen(Enum):
-    GONE = "gone"
-    ORPHANED = "orphaned"
-    NOBODY_WAITS = "nobody waits"
 
 
 class Loads:
@@ -56,7 +53,8 @@ class Loads:
         clock: timers.
         instance: this frontend.
         settings: the numbers.
-        find_model: a model by name, for taking over a load nobody here waits for.
+        find_model: a model of this frontend by name: for taking over a load nobody here waits for, for ending the load
+            of a model that is gone, and for telling replicas of older configurations.
     """
 
     log = Logger()
@@ -77,6 +75,8 @@ class Loads:
         settings: LoadSettings,
         find_model: Callable[[str], ModelConfig | None] = lambda name: None,
         table: JobTable | None = None,
+        endings: Endings | None = None,
+        retirement_table: RetirementTable | None = None,
     ) -> None:
         self._clock = clock
         self._settings = settings
@@ -85,32 +85,36 @@ class Loads:
         self._table = table or JobTable(
             pool, instance, live_window=settings.live_window, orphan_after=settings.orphan_after
         )
-        self._sightings = Sightings(clock)
+        self._endings = endings or Endings(pool)
         self._tools = Tools(
+            instance=instance,
             table=self._table,
+            endings=self._endings,
             fleet=self._fleet,
             verbs=verbs,
             stager=stager,
             connect_backend=connect_backend,
             clock=clock,
             settings=settings,
-            sighted=self._sightings.saw,
         )
         self._flights: dict[str, Flight] = {}
-        self._sweeping = LoopingCall(lambda: Deferred.fromCoroutine(self._sweep()))
-        self._sweeping.clock = clock
+        self._jobs: dict[str, LoadJob] = {}
+        self._lookout = Lookout(self._tools, find_model=find_model, busy=self._driven, adopt=self._adopt)
+        self._retirement = Retirement(self._tools, find_model, retirement_table or RetirementTable(pool))
         self._stopping = False
+        self.on_ended: Callable[[str], None] = lambda model: None
+        """Told the model of each load that ran here, when it ended: the other frontends' waiters may look."""
 
     def start(self) -> None:
-        """Begin to look for orphans."""
-        done = self._sweeping.start(self._settings.sweep, now=False)
-        done.addErrback(lambda failure: self.log.failure("the sweep of load jobs stopped", failure))
+        """Begin to look after orphans, and after replicas of older configurations."""
+        self._lookout.start()
+        self._retirement.start()
 
     async def stop(self) -> None:
         """End the loads that run here, so that another frontend takes them over at once; waiters are told."""
         self._stopping = True
-        if self._sweeping.running:
-            self._sweeping.stop()
+        self._lookout.stop()
+        self._retirement.stop()
         courses = [flight.course for flight in self._flights.values() if flight.course is not None]
         for course in courses:
             course.cancel()
@@ -127,7 +131,7 @@ class Loads:
 
         Raises:
             StillLoading: the wait is over.
-            LoadFailed: with the real cause; the next request starts afresh.
+            LoadFailed: with the real cause; the next request starts afresh. ``LoadCancelled`` when it was cancelled.
             NoPlace: no node can take the model; the text says what each lacks.
             Unreached: the nodes that could can't be reached, or the database did not answer.
         """
@@ -160,14 +164,44 @@ class Loads:
             row = await self._table.read(model_name)
         except StoreUnavailable as error:
             raise Unreached(RegistryUnknown(str(error))) from error
-        return None if row is None else self._sightings.with_eta(row)
+        return None if row is None else await self._told(row)
 
     async def jobs(self) -> list[LoadStatus]:
         """Every load of every frontend, the oldest first; raises as ``status``."""
         try:
-            return [self._sightings.with_eta(row) for row in await self._table.all()]
+            rows = await self._table.all()
         except StoreUnavailable as error:
             raise Unreached(RegistryUnknown(str(error))) from error
+        return [await self._told(row) for row in rows]
+
+    async def cancel(self, model_name: str, reason: str) -> bool:
+        """
+        Cancel the load of a model, wherever it runs; False = none runs. The transfer stops within two seconds.
+
+        Raises:
+            Unreached: the database did not answer.
+        """
+        try:
+            marked = await self._table.cancel(model_name, reason)
+        except StoreUnavailable as error:
+            raise Unreached(RegistryUnknown(str(error))) from error
+        job = self._jobs.get(model_name)
+        if marked and job is not None:
+            job.cancel(reason)
+        return marked
+
+    def look_now(self, model_name: str) -> None:
+        """Somebody says that a load ended: its waiters here look at once, instead of at their next look."""
+        flight = self._flights.get(model_name)
+        if flight is not None:
+            flight.nudge()
+
+    def models_changed(self) -> None:
+        """The models of this frontend changed: a load that runs here and whose model is gone is cancelled."""
+        for name, job in list(self._jobs.items()):
+            if job.was_served and self._find_model(name) is None:
+                cancelling = Deferred.fromCoroutine(self.cancel(name, "its model file was removed"))
+                cancelling.addErrback(lambda failure: self.log.warn("not cancelled: {error}", error=failure.value))
 
     async def unload(self, model_name: str, node: NodeId | None = None) -> list[Unloaded]:
         """
@@ -205,6 +239,20 @@ class Loads:
             if timer is not None and timer.active():
                 timer.cancel()
 
+    async def _told(self, row: JobRow) -> LoadStatus:
+        """The row's status, with the range that earlier loads on that node tell; without it while nobody knows."""
+        if not row.node or row.state not in (JobState.STAGING, JobState.LOADING):
+            return row.status
+        try:
+            past = await self._endings.recent(row.node)
+        except StoreUnavailable:
+            return row.status
+        loading = row.state is JobState.LOADING
+        left = 0 if loading else max(0, row.status.total_bytes - row.status.bytes_sent)
+        loading_for = row.in_state_for if loading else 0.0
+        told = eta_range(past, left=left, total=row.status.total_bytes, loading_for=loading_for)
+        return replace(row.status, eta_range=told)
+
     async def _known(self, model: ModelConfig) -> LoadStatus:
         try:
             found = await self.status(model.name)
@@ -215,7 +263,7 @@ class Loads:
     def _prepare(self, model: ModelConfig) -> Flight:
         if self._stopping:
             raise LoadFailed("this frontend is stopping; ask another one")
-        flight = self._flights[model.name] = Flight(model)
+        flight = self._flights[model.name] = Flight(model, self._clock.seconds())
         return flight
 
     def _begin(self, flight: Flight) -> None:
@@ -248,74 +296,48 @@ class Loads:
                 raise LoadFailed(f"{model.name} was loaded {ROUNDS} times and was gone again each time")
             claim = await self._claim(model)
             if claim is not None:
-                ended += await self._run(model, claim)
-                continue
-            seen = await self._watch(flight)
-            if seen is _Seen.NOBODY_WAITS:
+                try:
+                    ended += await self._run(model, claim)
+                    continue
+                except Offered:  # watched from now on: a claim would begin a refused job anew
+                    await self._refuse_if_alone(model.name)
+            seen = await watch(self._tools, flight)
+            if seen is Seen.NOBODY_WAITS:
                 return None
-            ended += seen is _Seen.GONE
+            ended += seen is Seen.GONE
 
     async def _claim(self, model: ModelConfig) -> Claim | None:
         try:
-            return await self._table.claim(model.name)
+            return await self._table.claim(model)
         except StoreUnavailable as error:
             raise Unreached(RegistryUnknown(str(error))) from error
 
     async def _run(self, model: ModelConfig, claim: Claim) -> bool:
-        """Run the attempt; False when it was not needed after all, or was taken over."""
+        """Run the attempt; False when it was not needed after all, or was taken over; raises ``Offered`` too."""
         # Another frontend's load may have ended between our look and our claim: its row is gone, its replica is there.
         if await self._warm(model) is not None:
             await self._table.drop(claim)
             return False
+        job = LoadJob(self._tools, model, claim, was_served=self._find_model(model.name) is not None)
+        self._jobs[model.name] = job
         try:
-            await LoadJob(self._tools, model, claim).run()
+            await job.run()
         except TakenOver:
             self.log.info("the load of {model} goes on at another frontend", model=model.name)
             return False
+        finally:
+            del self._jobs[model.name]
+            self.on_ended(model.name)
         return True
 
-    async def _watch(self, flight: Flight) -> _Seen:
-        """Look at the row until it is gone or anybody's; raises the cause when that attempt failed."""
-        attempt: int | None = None
-        while True:
-            if not flight.waiting:
-                return _Seen.NOBODY_WAITS
-            row = await self._glance(flight.model.name)
-            if isinstance(row, _Seen):
-                return row
-            if row is not None:
-                # A failure that was claimed anew before we looked has left its cause in the row.
-                if row.state is JobState.FAILED or (attempt not in (None, row.attempt) and row.error):
-                    raise decode_cause(row.error)
-                if row.orphaned:
-                    return _Seen.ORPHANED
-                attempt = row.attempt
-            await deferLater(self._clock, self._settings.poll)
+    async def _refuse_if_alone(self, name: str) -> None:
+        row = await self._table.read(name)
+        if row is not None and row.offered:
+            await self._lookout.refuse_if_hopeless(row)
 
-    async def _glance(self, name: str) -> JobRow | _Seen | None:
-        """The row; ``GONE`` when there is none, None when the database did not say."""
-        try:
-            row = await self._table.read(name)
-        except StoreUnavailable:
-            return None
-        if row is not None:
-            self._sightings.saw_row(row)
-        return row or _Seen.GONE
+    def _driven(self) -> Collection[str]:
+        return self._flights.keys()
 
-    async def _sweep(self) -> None:
-        try:
-            await self._table.sweep()
-            rows = await self._table.all()
-        except StoreError as error:
-            self.log.info("load jobs were not swept: {error}", error=error)
-            return
-        self._sightings.keep({row.key for row in rows})
-        for row in rows:
-            if row.orphaned and row.key not in self._flights and not self._stopping:
-                self._adopt(row)
-
-    def _adopt(self, row: JobRow) -> None:
-        model = self._find_model(row.key)
-        if model is not None:
-            self.log.info("taking over the load of {model} from {owner}", model=row.key, owner=row.owner or "nobody")
+    def _adopt(self, model: ModelConfig) -> None:
+        if not self._stopping and model.name not in self._flights:
             self._begin(self._prepare(model))

@@ -1,13 +1,9 @@
-"""What can be said about a running load, and how fast it goes."""
+"""What can be said about a running load."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-
-from localai_dist.units import SECOND
-
-_LEAST_MEASURE = 1 * SECOND
 
 
 class JobState(Enum):
@@ -32,8 +28,14 @@ class LoadStatus:
         bytes_sent: bytes of the model that are on the node so far, resumed and skipped ones included.
         total_bytes: bytes of all files of the model; 0 before they were listed.
         file_index: the file being moved, from 1; 0 before the first.
-        eta_seconds: only when it was measured over a second or more, never guessed.
+        eta_seconds: until the last byte is on the node; only when the rate was measured, never guessed.
         error: why it failed, in state failed.
+        phase: waiting, hashing, sending, verifying or loading.
+        file_name: the file being moved.
+        rate: bytes per second over the last seconds; None while nothing was measured.
+        eta_range: seconds until the model is loaded: the tenth and the ninetieth percentile of what earlier loads on
+            this node would have needed; None before there is a history.
+        cancelled: somebody cancelled it; whoever runs it is stopping.
     """
 
     model: str
@@ -45,6 +47,11 @@ class LoadStatus:
     total_files: int = 0
     eta_seconds: float | None = None
     error: str = ""
+    phase: str = "waiting"
+    file_name: str = ""
+    rate: float | None = None
+    eta_range: tuple[float, float] | None = None
+    cancelled: bool = False
 
     @property
     def progress(self) -> float:
@@ -67,37 +74,14 @@ class LoadStatus:
         }
         if self.eta_seconds is not None:
             shown["eta_seconds"] = round(self.eta_seconds, 1)
+        if self.eta_range is not None:
+            shown["eta_range"] = [round(seconds, 1) for seconds in self.eta_range]
         return shown
 
     def sentence(self) -> str:
         """One line for a person: ``model X is staging on node N (41%)``."""
         where = f" on node {self.node}" if self.node else ""
+        if self.cancelled:
+            return f"the load of model {self.model}{where} is being cancelled"
         share = f" ({self.progress:.0f}%)" if self.total_bytes and self.state == JobState.STAGING.value else ""
         return f"model {self.model} is {self.state}{where}{share}"
-
-
-@dataclass(frozen=True, slots=True)
-class Rate:
-    """
-    Bytes over time, measured from the first sighting of one attempt while it stages.
-
-    A resume starts at bytes somebody else moved: only the difference counts.
-    """
-
-    attempt: int
-    since: float
-    start: int
-    at: float
-    now_bytes: int
-
-    def seen(self, now: float, count: int) -> Rate:
-        """The measurement with one more sighting."""
-        return Rate(self.attempt, self.since, self.start, now, count)
-
-    def eta(self, total: int) -> float | None:
-        """Seconds until ``total`` at this rate; None before it was measured."""
-        elapsed = self.at - self.since
-        moved = self.now_bytes - self.start
-        if elapsed < _LEAST_MEASURE or moved <= 0 or total <= self.now_bytes:
-            return None
-        return (total - self.now_bytes) * elapsed / moved

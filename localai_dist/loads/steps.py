@@ -9,11 +9,11 @@ from localai_dist.catalog.model import ModelConfig
 from localai_dist.grpcclient.status import Origin, RpcError, StatusCode
 from localai_dist.grpcclient.verdict import outcome_of
 from localai_dist.loads.budget import load_budget
-from localai_dist.loads.errors import LoadFailed, UnloadFailed
+from localai_dist.loads.errors import LoadFailed
 from localai_dist.loads.options import model_options
+from localai_dist.loads.room import make_room
+from localai_dist.loads.rows import Claim, Loaded
 from localai_dist.loads.status import JobState
-from localai_dist.loads.stop import stop_exactly
-from localai_dist.loads.table import Claim, Loaded
 from localai_dist.loads.tools import Tools
 from localai_dist.reach import Unreached
 from localai_dist.scheduler.placement import Placement
@@ -49,9 +49,9 @@ class Steps:
     fence: Fence
     started: Callable[[Placement, str], None]
 
-    async def load_on(self, place: Placement) -> Loaded:
+    async def load_on(self, place: Placement) -> tuple[Loaded, float]:
         """
-        The loaded replica.
+        The loaded replica, and how long its backend took to load it (s).
 
         Raises:
             LoadFailed, StagingError: with the worker's or the backend's own words.
@@ -59,14 +59,15 @@ class Steps:
             TakenOver: the job is somebody else's.
         """
         await self.fence(JobState.INSTALLING, place)
-        await self._make_room(place)
+        await make_room(self.tools, place, self.claim, self.hold)
         installed = await self._install(place)
         self.started(place, installed.address)
         await self.fence(JobState.STAGING, place)
         staged = await self.tools.stager.stage(place.node, self.sources.files, self.progress, self.hold)
         await self.fence(JobState.LOADING, place)
+        began = self.tools.clock.seconds()
         await self._load(place, installed, staged)
-        return Loaded(
+        loaded = Loaded(
             node=place.node,
             replica_index=place.replica_index,
             address=installed.address,
@@ -74,19 +75,7 @@ class Steps:
             backend_type=self.model.backend,
             revision=self.model.revision,
         )
-
-    async def _make_room(self, place: Placement) -> None:
-        """Stop the replica of an older revision that holds the slot; its row goes when its process is gone."""
-        old = place.replaces
-        if old is None:
-            return
-        try:
-            await stop_exactly(
-                self.tools.verbs, old.node, old.model, old.index, old.address, attempt=self.claim.attempt
-            )
-        except UnloadFailed as error:
-            raise LoadFailed(f"the replica of an older configuration could not be stopped: {error}") from error
-        await self.tools.fleet.replicas.remove(old.node, old.model, old.index, old.address)
+        return loaded, self.tools.clock.seconds() - began
 
     async def _install(self, place: Placement) -> InstallReply:
         request = InstallRequest(

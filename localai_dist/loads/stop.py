@@ -18,6 +18,7 @@ async def stop_exactly(
     force: bool = False,
     revision: str = "",
     attempt: int = 0,
+    timeout: float | None = None,
 ) -> ModelStopReply:
     """
     The process of this replica is gone when this returns, whether it ended now or was absent already.
@@ -26,6 +27,7 @@ async def stop_exactly(
         address: the process must have it; empty matches any.
         force: don't ask it to give its memory back first.
         attempt: the load job's fence.
+        timeout: seconds; None is the verb's own budget.
 
     Raises:
         UnloadFailed: the worker says that it still runs, or that another process has its place.
@@ -40,7 +42,7 @@ async def stop_exactly(
         config_revision=revision,
         attempt=attempt,
     )
-    reply = await verbs.call(node, MODEL_STOP, request)
+    reply = await verbs.call(node, MODEL_STOP, request, timeout=timeout)
     if reply.terminated or (not reply.matched and not reply.error):
         return reply
     raise UnloadFailed(f"{key} on node {node} is not gone: {reply.error or 'the worker gave no reason'}")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any
 
+import msgspec
+
+from localai_dist.catalog.model import ModelConfig
 from localai_dist.ids import InstanceId, NodeId
-from localai_dist.loads.cause import cause_text
-from localai_dist.loads.status import JobState, LoadStatus
+from localai_dist.loads.rows import Claim, JobRow, Loaded, Measured, PoolLike, job_row
+from localai_dist.loads.status import JobState
 from localai_dist.registry.acting import acts_on
 from localai_dist.staging.progress import Progress
 from localai_dist.store.statements import load_statements
@@ -22,72 +24,12 @@ FAILED_KEPT = 15.0
 """How long a failed job's row stays (s)."""
 
 UNCLAIMED_KEPT = 600.0
-"""How long an orphan waits for a frontend that knows its model (s)."""
-
-
-class PoolLike(Protocol):
-    """What is needed of the database pool."""
-
-    def fetch(self, statement: str, params: Mapping[str, Any]) -> Awaitable[list[dict[str, Any]]]:
-        """Rows."""
-
-    def fetch_one(self, statement: str, params: Mapping[str, Any]) -> Awaitable[dict[str, Any] | None]:
-        """One row or none."""
-
-    def execute(self, statement: str, params: Mapping[str, Any]) -> Awaitable[int]:
-        """Rows changed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """
-    The right to run one attempt of one job.
-
-    Attributes:
-        key: the model's name.
-        attempt: the fence; unique over all jobs, also after the row was deleted.
-        node: the node that the attempt taken over had chosen, or empty.
-    """
-
-    key: str
-    attempt: int
-    node: NodeId
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """The replica that a finished load leaves."""
-
-    node: NodeId
-    replica_index: int
-    address: str
-    backend_token: str
-    backend_type: str
-    revision: str
-
-
-@dataclass(frozen=True, slots=True)
-class JobRow:
-    """
-    One job as the database has it.
-
-    Attributes:
-        orphaned: nobody runs it any more; it may be claimed.
-        error: the encoded cause of the last failure: of this attempt in state failed, else of the one before it.
-    """
-
-    key: str
-    attempt: int
-    state: JobState
-    owner: InstanceId
-    orphaned: bool
-    error: str
-    status: LoadStatus
+"""How long an orphan waits for a frontend that can run it (s)."""
 
 
 class JobTable:
     """
-    The jobs of all frontends, written by this one.
+    The jobs of all frontends, written by this one. Every coroutine raises ``StoreUnavailable``.
 
     Args:
         pool: the database.
@@ -107,34 +49,55 @@ class JobTable:
         }
 
     @acts_on("not_live", "load_jobs.claim")
-    async def claim(self, key: str) -> Claim | None:
-        """The right to load ``key``, or None while somebody else does; raises ``StoreUnavailable``, as all here do."""
-        row = await self._pool.fetch_one(_SQL["claim"], {"key": key, **self._times})
-        return None if row is None else Claim(key, row["attempt"], NodeId(row["node_id"]))
+    async def claim(self, model: ModelConfig) -> Claim | None:
+        """The right to load ``model``, or None while somebody else does, or this frontend said that it can't."""
+        config = msgspec.json.encode(model).decode()
+        values = {"key": model.name, "revision": model.revision, "config": config}
+        row = await self._pool.fetch_one(_SQL["claim"], {**values, **self._times})
+        return None if row is None else Claim(model.name, row["attempt"], NodeId(row["node_id"]), row["bytes_sent"])
+
+    @acts_on("not_live", "load_jobs.claim_cancelled")
+    async def claim_cancelled(self, key: str) -> tuple[Claim, int] | None:
+        """The duty to clear away a cancelled job whose owner is gone, and its replica index; None = it is not so."""
+        row = await self._pool.fetch_one(_SQL["claim_cancelled"], {"key": key, **self._times})
+        if row is None:
+            return None
+        return Claim(key, row["attempt"], NodeId(row["node_id"]), row["bytes_sent"]), row["replica_index"]
 
     async def advance(self, claim: Claim, state: JobState, *, node: NodeId, node_name: str, replica_index: int) -> bool:
-        """Write the next state; False = the job was taken over."""
+        """Write the next state; False = the job was taken over or cancelled."""
         values = {"state": state.value, "node": node, "node_name": node_name, "replica_index": replica_index}
         return await self._write("advance", claim, values)
 
-    async def beat(self, claim: Claim, progress: Progress) -> bool:
-        """Say that the job is alive and how far it is; False = the job was taken over."""
+    async def beat(self, claim: Claim, progress: Progress, *, phase: str, rate: float | None) -> str | None:
+        """
+        Say that the job is alive and how far it is.
+
+        Returns:
+            An empty text; the reason when it was cancelled; None when it was taken over.
+        """
         values = {
             "bytes_sent": progress.bytes_sent,
             "total_bytes": progress.total_bytes,
             "file_index": progress.file_index,
             "total_files": progress.total_files,
+            "file_name": progress.file_name,
             "moved": progress.moved,
+            "phase": phase,
+            "rate": rate,
         }
-        return await self._write("beat", claim, values)
+        row = await self._pool.fetch_one(_SQL["beat"], {**self._fence(claim), **values})
+        if row is None:
+            return None
+        return row["cancel_reason"] or "cancelled" if row["cancelled"] else ""
 
     async def fail(self, claim: Claim, error: str) -> bool:
-        """End the job with an encoded cause; False = the job was taken over."""
+        """End the job with an encoded cause; False = the job was taken over or cancelled."""
         return await self._write("fail", claim, {"error": error})
 
     @acts_on("fenced", "load_jobs.finish")
-    async def finish(self, claim: Claim, loaded: Loaded) -> bool:
-        """Trade the job's row for the replica's; False = the job was taken over, and nothing changed."""
+    async def finish(self, claim: Claim, loaded: Loaded, measured: Measured) -> bool:
+        """Trade the job's row for the replica's; False = it was taken over or cancelled, and nothing changed."""
         values = {
             "node": loaded.node,
             "replica_index": loaded.replica_index,
@@ -142,6 +105,10 @@ class JobTable:
             "backend_token": loaded.backend_token,
             "backend_type": loaded.backend_type,
             "revision": loaded.revision,
+            "total_bytes": measured.total_bytes,
+            "moved": measured.moved,
+            "rate": measured.rate,
+            "load_seconds": measured.load_seconds,
         }
         return await self._pool.fetch_one(_SQL["finish"], {**self._fence(claim), **values}) is not None
 
@@ -150,18 +117,36 @@ class JobTable:
         """Give the claim back before anything was done with it."""
         return await self._write("drop", claim, {})
 
+    async def offer(self, claim: Claim, why: str) -> bool:
+        """Leave the job to a frontend that has its files; ``why`` says what this one lacks."""
+        return await self._write("offer", claim, {"why": why})
+
+    async def refuse(self, row: JobRow, error: str) -> bool:
+        """End an offered job that nobody can run; False = somebody took it meanwhile."""
+        values = {"key": row.key, "attempt": row.attempt, "error": error}
+        return await self._pool.execute(_SQL["refuse"], values) > 0
+
     async def abandon(self, claim: Claim) -> bool:
         """Let another frontend have the job at once."""
         return await self._write("abandon", claim, {})
 
+    async def cancel(self, key: str, reason: str) -> bool:
+        """Mark the job as cancelled, wherever it runs; False = there is none. A mark is never taken back."""
+        return await self._pool.fetch_one(_SQL["cancel"], {"key": key, "reason": reason}) is not None
+
+    @acts_on("asked", "load_jobs.close_cancelled")
+    async def close_cancelled(self, claim: Claim) -> bool:
+        """End a cancelled job once nothing of it is left; its ending is kept for the waiters elsewhere."""
+        return await self._write("close_cancelled", claim, {})
+
     async def read(self, key: str) -> JobRow | None:
         """The job of ``key``."""
         row = await self._pool.fetch_one(_SQL["read"], {"key": key, **self._times})
-        return None if row is None else _job(row)
+        return None if row is None else job_row(row)
 
     async def all(self) -> list[JobRow]:
         """Every job, the oldest first."""
-        return [_job(row) for row in await self._pool.fetch(_SQL["all"], self._times)]
+        return [job_row(row) for row in await self._pool.fetch(_SQL["all"], self._times)]
 
     @acts_on("expired", "load_jobs.sweep")
     async def sweep(self) -> int:
@@ -174,19 +159,3 @@ class JobTable:
 
     def _fence(self, claim: Claim) -> dict[str, Any]:
         return {"key": claim.key, "owner": self._instance, "attempt": claim.attempt}
-
-
-def _job(row: Mapping[str, Any]) -> JobRow:
-    state = JobState(row["state"])
-    status = LoadStatus(
-        model=row["tracking_key"],
-        state=state.value,
-        node=row["node_name"] or row["node_id"],
-        bytes_sent=row["bytes_sent"],
-        total_bytes=row["total_bytes"],
-        file_index=row["file_index"],
-        total_files=row["total_files"],
-        error=cause_text(row["last_error"]) if state is JobState.FAILED else "",
-    )
-    owner = InstanceId(row["owner_replica"])
-    return JobRow(row["tracking_key"], row["attempt"], state, owner, row["orphaned"], row["last_error"], status)

@@ -10,8 +10,8 @@ from twisted.internet.interfaces import IReactorTime
 
 from localai_dist.ids import InstanceId, NodeId
 from localai_dist.loads.budget import INSTALL
-from localai_dist.loads.fleet import Fleet
 from localai_dist.loads.endings import Endings
+from localai_dist.loads.fleet import Fleet
 from localai_dist.loads.table import JobTable
 from localai_dist.rpc import backend_pb2 as pb
 from localai_dist.staging.hold import CAP, STALL

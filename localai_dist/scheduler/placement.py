@@ -12,7 +12,7 @@ Source: design §2 (placement), internals §2a, §2b.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from localai_dist.errors import LocalAIDistError
 from localai_dist.ids import NodeId
@@ -51,19 +51,20 @@ class Need:
         revision: the configuration's hash; replicas of another one serve no new request.
         payload: bytes of its files; None when unknown.
         prefer: the node that an earlier attempt of this load chose, so that its bytes are resumed.
+        staged: bytes of it that nodes have on their disks already.
     """
 
     model: str
     revision: str
     payload: int | None = None
     prefer: NodeId | None = None
+    staged: Mapping[NodeId, int] = field(default_factory=dict, hash=False)
 
-    @property
-    def room(self) -> int:
-        """Free disk bytes a node must have: the payload and a margin of 5 %, at least 1 GiB."""
+    def room(self, node: NodeId) -> int:
+        """Free disk bytes a node must have: what of the payload is not there, and 5 % of it, at least 1 GiB."""
         if self.payload is None:
             return UNKNOWN_PAYLOAD
-        return self.payload + max(self.payload // 20, _LEAST_MARGIN)
+        return max(0, self.payload - self.staged.get(node, 0)) + max(self.payload // 20, _LEAST_MARGIN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,10 +144,9 @@ def _among(connected: Sequence[NodeFacts], replicas: Sequence[ReplicaFacts], nee
     healthy = [node for node in connected if node.status == "healthy"]
     if not healthy:
         return NoPlace("no node is healthy: " + _each(connected, lambda node: node.status))
-    roomy = [node for node in healthy if has_room(node, need.room)]
+    roomy = [node for node in healthy if has_room(node, need.room(node.id))]
     if not roomy:
-        free = _each(healthy, lambda node: f"{format_size(node.available_disk)} free of {format_size(node.total_disk)}")
-        return NoPlace(f"no node has the {format_size(need.room)} of disk that {need.model} needs: {free}")
+        return NoPlace(f"no node has the disk space for {need.model}: {_each(healthy, lambda node: _room(node, need))}")
     slots = {node.id: slot for node in roomy if (slot := _slot(node, replicas, need)) is not None}
     open_nodes = [node for node in roomy if node.id in slots]
     if not open_nodes:
@@ -204,6 +204,11 @@ def _outcome(tie: Tie, node: str) -> Outcome:
 
 def _tie(presence: Mapping[NodeId, Tie], node: NodeId) -> Tie:
     return presence.get(node, Tie.NEVER_DIALLED)
+
+
+def _room(node: NodeFacts, need: Need) -> str:
+    free, total = format_size(node.available_disk), format_size(node.total_disk)
+    return f"needs {format_size(need.room(node.id))} and has {free} free of {total}"
 
 
 def _slots_text(node: NodeFacts) -> str:

@@ -1,4 +1,4 @@
-"""The models folder, read anew every two seconds, off the reactor's thread."""
+"""The models folder, read anew every second, off the reactor's thread."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from localai_dist.units import MiB
 
 log = Logger()
 
-INTERVAL = 2.0
-"""Time between two looks at the folder (s); a dropped file is served within 5 s (WALK-2)."""
+INTERVAL = 1.0
+"""Time between two looks at the folder (s); a load whose model was removed stops within two (LOAD-17)."""
 
 FILE_LIMIT = 1 * MiB
 """A model YAML bigger than this is a problem, not a model (bytes)."""
@@ -90,6 +90,9 @@ class CatalogWatch(Service):
 
     Args:
         in_thread: runs a function off the reactor's thread (``deferToThreadPool`` with its first two arguments given).
+
+    Attributes:
+        on_change: called after the models changed.
     """
 
     name = "catalog"
@@ -101,6 +104,7 @@ class CatalogWatch(Service):
         self._in_thread = in_thread
         self._look = Look()
         self._trouble = ""
+        self.on_change: Callable[[], None] = lambda: None
         self._loop = LoopingCall(self._again)
         self._loop.clock = clock
 
@@ -123,7 +127,7 @@ class CatalogWatch(Service):
         return self._look.snapshot.models.get(ModelName(name))
 
     def startService(self) -> None:
-        """Read the folder once, at once, so that the first request finds its model; then every two seconds."""
+        """Read the folder once, at once, so that the first request finds its model; then every second."""
         super().startService()
         try:
             self._adopt(look(self._folder, self._look))
@@ -160,3 +164,4 @@ class CatalogWatch(Service):
             if known.get(source) != reason:
                 log.warn("model file {source} is not served: {reason}", source=source, reason=reason)
         log.info("serving {count} models: {names}", count=len(self.all()), names=", ".join(seen.snapshot.models))
+        self.on_change()

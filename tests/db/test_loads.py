@@ -8,7 +8,7 @@ from twisted.internet import reactor
 from twisted.internet.defer import Deferred, DeferredList, gatherResults
 
 from localai_dist.ids import InstanceId, NodeId
-from localai_dist.loads.errors import LoadFailed
+from localai_dist.loads.errors import LoadCancelled, LoadFailed
 from localai_dist.loads.service import Loads
 from localai_dist.loads.tools import LoadSettings
 from localai_dist.reach import NoRoute, Unreached
@@ -23,6 +23,8 @@ from localai_dist.wire.verbs import InstallReply
 from tests.db.case import DatabaseTestCase, until
 from tests.loads.doubles import Workers, make_model
 
+QUICK = {"poll": 0.05, "beat": 0.05, "look": 0.05, "sweep": 0.1, "retire": 0.05, "route_wait": 0.2}
+
 
 class LoadsTests(DatabaseTestCase):
     """Two frontends; node ``worker-1`` hangs on the first, ``worker-2`` on the second."""
@@ -30,7 +32,13 @@ class LoadsTests(DatabaseTestCase):
     async def begin(self) -> tuple[Loads, Loads]:
         """Both frontends' loads over a cluster of two nodes and nothing loaded."""
         self.pool_: Pool = await self.pool(size=4)
-        for table in ("model_load_jobs", "node_models", "model_scheduling_configs", "node_connections"):
+        for table in (
+            "model_load_jobs",
+            "node_models",
+            "model_scheduling_configs",
+            "node_connections",
+            "model_load_endings",
+        ):
             await self.pool_.execute(f"delete from {table}")
         await self.pool_.execute("delete from backend_nodes")
         self.workers = Workers()
@@ -63,7 +71,7 @@ class LoadsTests(DatabaseTestCase):
             self.workers.connect,
             clock=reactor,  # type: ignore[arg-type]
             instance=InstanceId(instance),
-            settings=LoadSettings(**{"poll": 0.05, "beat": 0.05, "sweep": 0.1, "route_wait": 0.2, **settings}),
+            settings=LoadSettings(**{**QUICK, **settings}),
             find_model=lambda name: self.model if name == self.model.name else None,
         )
         self.addCleanup(lambda: Deferred.fromCoroutine(loads.stop()))
@@ -111,7 +119,7 @@ class LoadsTests(DatabaseTestCase):
         await until(lambda: "stage" in self.workers.steps, "the staging begins")
         self.workers.gates.clear()
         await self.pool_.execute("update model_load_jobs set last_progress = now() - interval '61 s'")
-        await until(self.replicas.all, "the replica is there")
+        await until(self.replicas.all, "the replica is there", within=30.0)
         gate.callback(None)
         self.assertEqual((await mine).address, "127.0.0.1:20000")
         self.assertEqual(self.workers.steps.count("load"), 1)
@@ -155,3 +163,82 @@ class LoadsTests(DatabaseTestCase):
         self.assertEqual(await self.replicas.all(), [])
         await self.ensure(two)
         self.assertEqual(self.workers.steps.count("load"), 2)
+
+    async def test_a_cancel_on_the_other_frontend(self) -> None:
+        """Cancelled on one frontend while the other stages: waiters on both are told, the rows are gone (LOAD-17)."""
+        one, two = await self.begin()
+        self.workers.gates["stage"] = Deferred()
+        waiting = [self.ensure(one), self.ensure(one)]
+        await until(lambda: "stage" in self.workers.steps, "the staging begins")
+        waiting.append(self.ensure(two))
+        await until(lambda: "tiny" in two._flights, "the other frontend waits")
+        self.assertTrue(await two.cancel("tiny", "by ann"))
+        results = await DeferredList(waiting, consumeErrors=True)
+        self.assertEqual({result.type for _, result in results}, {LoadCancelled})
+        self.assertEqual({"by ann" in str(result.value) for _, result in results}, {True})
+        self.assertEqual((await self.jobs(), await self.replicas.all()), ([], []))
+        self.assertEqual(self.workers.steps.count("install"), 1)
+
+    async def test_killed_database_sessions_never_leave_two_loads(self) -> None:
+        """Every session of the database is killed while a model is staged: one load, one replica (LOAD-9)."""
+        one, two = await self.begin()
+        gate = self.workers.gates["stage"] = Deferred()
+        waiting = [self.ensure(loads) for loads in (one, two) * 3]
+        await until(lambda: "stage" in self.workers.steps, "the staging begins")
+        other = await self.pool(size=1)
+        kill = (
+            "select count(pg_terminate_backend(pid)) as n from pg_stat_activity"
+            " where datname = current_database() and pid <> pg_backend_pid()"
+        )
+        self.assertGreater((await other.fetch(kill, {}))[0]["n"], 0)
+        gate.callback(None)
+        found = await gatherResults(waiting)
+        self.assertEqual(len({row.address for row in found}), 1)
+        self.assertEqual(self.workers.steps, ["list", "install", "stage", "connect", "load", "close"])
+        self.assertEqual(len(await self.replicas.all()), 1)
+
+    async def test_no_lock_is_held_while_a_model_loads(self) -> None:
+        """While a load waits for its worker no transaction is open and no lock is held in the database (LOAD-9)."""
+        one, two = await self.begin()
+        gate = self.workers.gates["load"] = Deferred()
+        slow = self.ensure(one)
+        await until(lambda: "load" in self.workers.steps, "the load begins")
+        other = await self.pool(size=1)
+        busy = (
+            "select count(*) as n from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
+            " and state like 'idle in transaction%%'"
+        )
+        held = "select count(*) as n from pg_locks where locktype = 'advisory'"
+        for question in (busy, held):
+            self.assertEqual((await other.fetch(question, {}))[0]["n"], 0, question)
+        self.workers.gates.clear()
+        self.model = make_model("other")
+        self.assertEqual((await self.ensure(two)).model_name, "other")
+        gate.callback(None)
+        await slow
+
+    async def test_an_old_configuration_is_stopped_durably(self) -> None:
+        """A changed model file: the old replica is stopped by whoever looks next, also after a failed try (LOAD-22)."""
+        one, two = await self.begin()
+        await self.ensure(one)
+        self.workers.immortal = "it survived SIGKILL"
+        self.model = make_model("tiny", context_size=64)
+        one.start()
+        await until(lambda: "stop" in self.workers.steps, "the first try")
+        await until(
+            lambda: self.pool_.fetch("select 1 from node_models where cleanup_error <> ''"), "its failure is recorded"
+        )
+        await one.stop()
+        (row,) = await self.pool_.fetch("select * from node_models")
+        self.assertEqual((row["state"], row["cleanup_attempts"]), ("unloading", 1))
+        self.assertIn("it survived SIGKILL", row["cleanup_error"])
+        self.assertEqual(await self.replicas.loaded("tiny"), [])
+        self.workers.immortal = ""
+        await self.pool_.execute("update node_models set cleanup_next_retry_at = now()")
+        two.start()
+        await until(self.none_left, "the old replica is gone")
+        self.assertEqual(self.workers.processes, {})
+
+    async def none_left(self) -> bool:
+        """No replica's row is left."""
+        return not await self.replicas.all()

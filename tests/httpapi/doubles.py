@@ -188,6 +188,7 @@ class FakeLoads:
     running: list[LoadStatus] = field(default_factory=list)
     unloads: list[tuple[str, NodeId | None]] = field(default_factory=list)
     gone: list[object] | Exception = field(default_factory=lambda: ["one"])
+    cancelled: list[tuple[str, str]] = field(default_factory=list)
 
     async def ensure(self, model: ModelConfig, *, wait: float | None = None) -> Replica:
         if isinstance(self.result, Exception):
@@ -199,6 +200,10 @@ class FakeLoads:
 
     async def jobs(self) -> list[LoadStatus]:
         return self.running
+
+    async def cancel(self, model_name: str, reason: str) -> bool:
+        self.cancelled.append((model_name, reason))
+        return any(job.model == model_name for job in self.running)
 
     async def unload(self, model_name: str, node: NodeId | None = None) -> Sequence[object]:
         self.unloads.append((model_name, node))

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from localai_dist.loads.errors import UnloadFailed
+from localai_dist.loads.errors import LoadCancelled, UnloadFailed
 from localai_dist.loads.status import LoadStatus
 from localai_dist.reach import Reconnecting, Unreached, VerbNotServed
 from localai_dist.registry.errors import NotApproved
@@ -159,6 +159,7 @@ class AdminTests(SynchronousTestCase):
             ("POST", "/backend/load"),
             ("POST", "/backend/shutdown"),
             ("GET", "/api/operations"),
+            ("POST", "/api/operations/staging:tiny/cancel"),
         ):
             self.assertEqual(world.send(method, path, key=None).status, 401)
             self.assertEqual(world.node(method, path).status, 401)
@@ -368,18 +369,46 @@ class LoadTests(SynchronousTestCase):
 
     def test_operations(self) -> None:
         """
-        Running loads are listed, the least far first.
+        Running loads are listed, the least far first, with node, file, bytes, rate and phase (LOAD-18).
         """
         world = World()
         world.loads.running = [
-            LoadStatus("b", "staging", "box", 50, 100, 1, 2, eta_seconds=2.0),
+            replace(
+                LoadStatus("b", "staging", "box", 50, 100, 1, 2, 2.0), phase="sending", rate=25.0, eta_range=(3, 9)
+            ),
             LoadStatus("a", "failed", error="bad file"),
         ]
         first, second = world.send("GET", "/api/operations").json["operations"]
         self.assertEqual((first["id"], first["error"], first["progress"]), ("staging:a", "bad file", 0))
         self.assertEqual(
-            (second["id"], second["phase"], second["nodeName"], second["progress"]), ("staging:b", "staging", "box", 50)
+            (second["id"], second["phase"], second["nodeName"], second["progress"]), ("staging:b", "sending", "box", 50)
         )
+        self.assertEqual((second["fileIndex"], second["totalFiles"], second["fileName"]), (1, 2, ""))
+        self.assertEqual((second["currentBytes"], second["totalBytes"]), (50, 100))
+        self.assertEqual((second["bytesPerSecond"], second["etaSeconds"], second["etaRange"]), (25, 2.0, [3, 9]))
+        self.assertEqual([one["cancellable"] for one in (first, second)], [False, True])
+
+    def test_cancel(self) -> None:
+        """
+        A running load is cancelled by its id; what does not run is 404 (LOAD-17).
+        """
+        world = World()
+        world.loads.running = [LoadStatus("a/b", "staging")]
+        got = world.send("POST", "/api/operations/staging:a%2Fb/cancel")
+        self.assertEqual((got.status, got.json["success"]), (200, True))
+        self.assertEqual(world.loads.cancelled, [("a/b", "cancelled by an operator")])
+        for job in ("staging:nope", "a%2Fb", "install:x"):
+            self.assertEqual(world.send("POST", f"/api/operations/{job}/cancel").status, 404)
+
+    def test_a_cancelled_load_is_not_retried_by_the_client(self) -> None:
+        """
+        Whoever waited for a cancelled load is told so, and the official clients don't start it again (LOAD-17).
+        """
+        world = World()
+        world.loads.result = LoadCancelled("the load of tiny was cancelled: cancelled by an operator")
+        got = world.send("POST", "/backend/load", {"model": "tiny"})
+        self.assertEqual((got.status, got.json["error"]["code"]), (500, "model_load_cancelled"))
+        self.assertEqual(got.headers["x-should-retry"], "false")
 
 
 class ProbeTests(SynchronousTestCase):

@@ -8,15 +8,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 
 from localai_dist.catalog.model import ModelConfig, Parameters
 from localai_dist.ids import InstanceId, ModelName, NodeId, ProcessKey, parse_process_key
 from localai_dist.loads.cause import cause_text
+from localai_dist.loads.rows import Claim, JobRow, Loaded, Measured
 from localai_dist.loads.service import Loads
+from localai_dist.loads.speed import PastLoad, eta
 from localai_dist.loads.status import JobState, LoadStatus
-from localai_dist.loads.table import Claim, JobRow, Loaded
 from localai_dist.loads.tools import LoadSettings
 from localai_dist.reach import Unreached
 from localai_dist.registry.presence import Presence, PresenceState
@@ -29,11 +31,13 @@ from localai_dist.staging.upload import HoldLike
 from localai_dist.store.errors import StoreUnavailable
 from localai_dist.wire.verbs import (
     INSTALL,
+    MODEL_DELETE,
     MODEL_STOP,
     MODEL_UNLOAD,
     DoneReply,
     InstallReply,
     InstallRequest,
+    ModelNameRequest,
     ModelStopReply,
     ModelStopRequest,
     ModelUnloadRequest,
@@ -60,6 +64,14 @@ class Row:
     error: str = ""
     orphaned: bool = False
     progress: Progress = field(default_factory=Progress)
+    phase: str = "waiting"
+    rate: float | None = None
+    replica_index: int = 0
+    model: ModelConfig | None = None
+    lacking: dict[str, str] = field(default_factory=dict)
+    offered_for: float = 0.0
+    cancelled: str = ""
+    cancelled_for: float = 1000.0
 
 
 class Database:
@@ -74,6 +86,8 @@ class Database:
         self.attempts = 0
         self.away = False
         self.history: list[str] = []
+        self.instances: set[str] = set()
+        self.endings: list[tuple[str, int, str, NodeId, Measured]] = []
 
     def check(self) -> None:
         """Raise while the database is away."""
@@ -130,6 +144,13 @@ class Database:
         del self.replicas[(node, model, replica_index)]
         return True
 
+    async def set_state(self, node: NodeId, model: str, replica_index: int, state: str) -> bool:
+        self.check()
+        row = self.replicas.get((node, model, replica_index))
+        if row is not None:
+            self.replicas[(node, model, replica_index)] = replace(row, state=state)
+        return row is not None
+
     async def get(self, model: str) -> SchedulingRow | None:
         self.check()
         return self.rules.get(model)
@@ -149,42 +170,56 @@ class MemoryTable:
         self._database = database
         self._instance = instance
 
-    async def claim(self, key: str) -> Claim | None:
+    async def claim(self, model: ModelConfig) -> Claim | None:
         self._database.check()
+        key = model.name
         row = self._database.jobs.get(key)
-        if row is not None and row.state is not JobState.FAILED and not row.orphaned:
+        failed = row is not None and row.state is JobState.FAILED
+        if row is not None and not failed and not self._may_take(row):
             return None
         self._database.attempts += 1
-        attempt = self._database.attempts
-        failed = row is not None and row.state is JobState.FAILED
-        node = NodeId("") if row is None or failed else row.node
-        error = row.error if row is not None and failed else ""
-        self._database.jobs[key] = Row(attempt, self._instance, node=node, error=error)
-        return Claim(key, attempt, node)
+        fresh = Row(self._database.attempts, self._instance, model=model)
+        if row is not None and failed:
+            fresh.error = row.error
+        elif row is not None:
+            fresh.node, fresh.lacking, fresh.progress = row.node, row.lacking, row.progress
+        self._database.jobs[key] = fresh
+        return Claim(key, fresh.attempt, fresh.node, fresh.progress.bytes_sent)
+
+    async def claim_cancelled(self, key: str) -> tuple[Claim, int] | None:
+        self._database.check()
+        row = self._database.jobs.get(key)
+        if row is None or not row.cancelled or not row.orphaned:
+            return None
+        self._database.attempts += 1
+        row.attempt, row.owner, row.orphaned = self._database.attempts, self._instance, False
+        return Claim(key, row.attempt, row.node, 0), row.replica_index
 
     async def advance(self, claim: Claim, state: JobState, *, node: NodeId, node_name: str, replica_index: int) -> bool:
-        row = self._ours(claim)
+        row = self._writable(claim)
         if row is not None:
-            row.state, row.node, row.node_name = state, node, node_name
+            row.state, row.node, row.node_name, row.replica_index = state, node, node_name, replica_index
             self._database.history.append(state.value)
         return row is not None
 
-    async def beat(self, claim: Claim, progress: Progress) -> bool:
+    async def beat(self, claim: Claim, progress: Progress, *, phase: str, rate: float | None) -> str | None:
         row = self._ours(claim)
-        if row is not None:
-            row.progress = replace(progress)
-        return row is not None
+        if row is None:
+            return None
+        row.progress, row.phase, row.rate = replace(progress), phase, rate
+        return row.cancelled
 
     async def fail(self, claim: Claim, error: str) -> bool:
-        row = self._ours(claim)
+        row = self._writable(claim)
         if row is not None:
             row.state, row.error = JobState.FAILED, error
         return row is not None
 
-    async def finish(self, claim: Claim, loaded: Loaded) -> bool:
-        if self._ours(claim) is None:
+    async def finish(self, claim: Claim, loaded: Loaded, measured: Measured) -> bool:
+        if self._writable(claim) is None:
             return False
         del self._database.jobs[claim.key]
+        self._database.endings.append((claim.key, claim.attempt, "", loaded.node, measured))
         self._database.replicas[(loaded.node, claim.key, loaded.replica_index)] = Replica(
             loaded.node,
             claim.key,
@@ -202,24 +237,58 @@ class MemoryTable:
         del self._database.jobs[claim.key]
         return True
 
+    async def offer(self, claim: Claim, why: str) -> bool:
+        row = self._writable(claim)
+        if row is not None:
+            row.owner, row.state, row.orphaned = "", JobState.PENDING, True
+            row.lacking[self._instance] = why
+        return row is not None
+
+    async def refuse(self, row: JobRow, error: str) -> bool:
+        self._database.check()
+        now = self._database.jobs.get(row.key)
+        if now is None or now.owner or now.attempt != row.attempt:
+            return False
+        now.state, now.error = JobState.FAILED, error
+        return True
+
     async def abandon(self, claim: Claim) -> bool:
         row = self._ours(claim)
         if row is not None:
-            row.orphaned = True
+            row.owner, row.orphaned = "", True
         return row is not None
+
+    async def cancel(self, key: str, reason: str) -> bool:
+        self._database.check()
+        row = self._database.jobs.get(key)
+        if row is None or row.state is JobState.FAILED:
+            return False
+        row.cancelled = row.cancelled or reason
+        return True
+
+    async def close_cancelled(self, claim: Claim) -> bool:
+        row = self._ours(claim)
+        if row is None or not row.cancelled:
+            return False
+        del self._database.jobs[claim.key]
+        self._database.endings.append((claim.key, claim.attempt, row.cancelled, row.node, Measured()))
+        return True
 
     async def read(self, key: str) -> JobRow | None:
         self._database.check()
         row = self._database.jobs.get(key)
-        return None if row is None else _job(key, row)
+        return None if row is None else self._job(key, row)
 
     async def all(self) -> list[JobRow]:
         self._database.check()
-        return [_job(key, row) for key, row in self._database.jobs.items()]
+        return [self._job(key, row) for key, row in self._database.jobs.items()]
 
     async def sweep(self) -> int:
         self._database.check()
         return 0
+
+    def _may_take(self, row: Row) -> bool:
+        return row.orphaned and not row.cancelled and self._instance not in row.lacking
 
     def _ours(self, claim: Claim) -> Row | None:
         self._database.check()
@@ -228,14 +297,104 @@ class MemoryTable:
             return None
         return row
 
+    def _writable(self, claim: Claim) -> Row | None:
+        row = self._ours(claim)
+        return None if row is None or row.cancelled else row
 
-def _job(key: str, row: Row) -> JobRow:
-    error = cause_text(row.error) if row.state is JobState.FAILED else ""
+    def _job(self, key: str, row: Row) -> JobRow:
+        return JobRow(
+            key,
+            row.attempt,
+            row.state,
+            InstanceId(row.owner),
+            row.orphaned,
+            row.error,
+            _status(key, row),
+            node=row.node,
+            cancelled=bool(row.cancelled),
+            cancel_reason=row.cancelled,
+            cancelled_for=row.cancelled_for,
+            lacking=dict(row.lacking),
+            unasked=tuple(sorted(self._database.instances - set(row.lacking))),
+            offered_for=row.offered_for,
+            revision="" if row.model is None else row.model.revision,
+            config="" if row.model is None else msgspec.json.encode(row.model).decode(),
+        )
+
+
+def _status(key: str, row: Row) -> LoadStatus:
     progress = row.progress
-    status = LoadStatus(
-        key, row.state.value, row.node_name, progress.bytes_sent, progress.total_bytes, 0, 0, error=error
+    return LoadStatus(
+        key,
+        row.state.value,
+        row.node_name,
+        progress.bytes_sent,
+        progress.total_bytes,
+        progress.file_index,
+        progress.total_files,
+        eta_seconds=eta(progress.total_bytes - progress.bytes_sent, row.rate),
+        error=cause_text(row.error) if row.state is JobState.FAILED else "",
+        phase=row.phase,
+        rate=row.rate,
+        cancelled=bool(row.cancelled),
     )
-    return JobRow(key, row.attempt, row.state, InstanceId(row.owner), row.orphaned, row.error, status)
+
+
+class MemoryEndings:
+    """``Endings`` over a ``Database``."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def cancelled(self, key: str, attempt: int) -> str | None:
+        self._database.check()
+        found = [why for name, number, why, _, _ in self._database.endings if (name, number) == (key, attempt)]
+        return found[0] or None if found else None
+
+    async def staged(self, key: str) -> dict[NodeId, int]:
+        self._database.check()
+        return {
+            node: 0 if why else measured.total_bytes
+            for name, _, why, node, measured in self._database.endings
+            if name == key and node
+        }
+
+    async def recent(self, node: NodeId) -> list[PastLoad]:
+        self._database.check()
+        return [
+            PastLoad(one.total_bytes, one.rate, one.load_seconds)
+            for _, _, why, where, one in self._database.endings
+            if where == node and not why and one.rate and one.load_seconds is not None
+        ]
+
+    async def sweep(self) -> int:
+        return 0
+
+
+class MemoryRetirement:
+    """``RetirementTable`` over a ``Database``; a replica whose stop failed is given again after ``retry``."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self.waiting: list[Replica] = []
+        self.failures: list[str] = []
+
+    async def mark(self, replica: Replica) -> bool:
+        self._database.check()
+        self.waiting.append(replica)
+        return await self._database.set_state(replica.node_id, replica.model_name, replica.replica_index, "unloading")
+
+    async def take(self, drain: float) -> tuple[Replica, int] | None:
+        self._database.check()
+        for row in self.waiting:
+            now = self._database.replicas.get((row.node_id, row.model_name, row.replica_index))
+            if now is not None and now.in_flight == 0:
+                self.waiting.remove(row)
+                return row, 1
+        return None
+
+    async def failed(self, replica: Replica, error: str, again: float) -> None:
+        self.failures.append(error)
 
 
 class Workers:
@@ -256,10 +415,12 @@ class Workers:
         self.result = pb.Result(success=True)
         self.processes: dict[str, str] = {}
         self.free = DoneReply(True)
+        self.deleted = DoneReply(True)
         self.immortal = ""
         self.options: pb.ModelOptions | None = None
         self.timeouts: list[float | None] = []
         self.missing: tuple[str, ...] = ()
+        self.size = WEIGHTS.size
         self.force: list[bool] = []
 
     async def _step(self, name: str) -> None:
@@ -281,6 +442,10 @@ class Workers:
             if self.install.success:
                 self.processes[str(ProcessKey(request.model_id, request.replica_index))] = self.install.address
             return self.install
+        if verb is MODEL_DELETE:
+            assert isinstance(request, ModelNameRequest)
+            await self._step("delete")
+            return self.deleted
         if verb is MODEL_UNLOAD:
             assert isinstance(request, ModelUnloadRequest)
             await self._step("free")
@@ -307,7 +472,7 @@ class Workers:
 
     async def sources(self, model: str, relatives: Sequence[str], hints: Sequence[str] = ()) -> Sources:
         await self._step("list")
-        return Sources((replace(WEIGHTS, relative=relatives[0]),), self.missing)
+        return Sources((replace(WEIGHTS, relative=relatives[0], size=self.size),), self.missing)
 
     async def stage(
         self, node: NodeId, files: Sequence[SourceFile], progress: Progress, hold: HoldLike
@@ -342,6 +507,7 @@ def frontend(
     **settings: Any,
 ) -> Loads:
     """The loads of one frontend."""
+    database.instances.add(instance)
     return Loads(
         None,  # type: ignore[arg-type]
         database,
@@ -356,6 +522,8 @@ def frontend(
         settings=LoadSettings(**settings),
         find_model=find_model,
         table=MemoryTable(database, instance),  # type: ignore[arg-type]
+        endings=MemoryEndings(database),  # type: ignore[arg-type]
+        retirement_table=MemoryRetirement(database),  # type: ignore[arg-type]
     )
 
 

@@ -1,57 +1,23 @@
 """Cold loads over two frontends in memory: joined, waited for, failed, taken over."""
 
+from dataclasses import FrozenInstanceError, replace
 from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred
-from twisted.internet.task import Clock
-from twisted.trial.unittest import SynchronousTestCase
 
-from localai_dist.catalog.model import ModelConfig
 from localai_dist.grpcclient.status import Origin, RpcError, StatusCode
 from localai_dist.loads.errors import LoadFailed, StillLoading
-from localai_dist.loads.service import Loads
+from localai_dist.loads.rows import Measured
 from localai_dist.reach import DeadlineExceeded, NoRoute, NotServed, Reconnecting, RegistryUnknown, Unreached
 from localai_dist.registry.presence import PresenceState
-from localai_dist.registry.records import Replica, SchedulingRow
+from localai_dist.registry.records import SchedulingRow
 from localai_dist.rpc import backend_pb2 as pb
 from localai_dist.scheduler.placement import NoPlace
-from localai_dist.staging.errors import SourceMissing
-from localai_dist.units import MINUTE
+from localai_dist.staging.errors import NoSpace
+from localai_dist.units import MINUTE, GiB
 from localai_dist.wire.verbs import InstallReply
-from tests.loads.doubles import Database, Workers, frontend, make_model
-
-
-class LoadsCase(SynchronousTestCase):
-    """Two frontends, one node."""
-
-    def setUp(self) -> None:
-        self.clock = Clock()
-        self.database = Database()
-        self.node = self.database.add_node("worker-1")
-        self.workers = Workers()
-        self.model = make_model()
-        self.one = self.frontend("one")
-        self.two = self.frontend("two")
-
-    def frontend(self, instance: str, **settings: Any) -> Loads:
-        return frontend(self.database, self.workers, self.clock, instance, find_model=self.find, **settings)
-
-    def find(self, name: str) -> ModelConfig | None:
-        return self.model if name == self.model.name else None
-
-    def ensure(self, loads: Loads, wait: float | None = None, model: ModelConfig | None = None) -> Deferred[Replica]:
-        return Deferred.fromCoroutine(loads.ensure(model or self.model, wait=wait))
-
-    def hold_at(self, step: str) -> Deferred[None]:
-        gate: Deferred[None] = Deferred()
-        self.workers.gates[step] = gate
-        return gate
-
-    def outcome_of(self, done: Deferred[Any]) -> Any:
-        return self.failureResultOf(done, Unreached).value.outcome  # type: ignore[attr-defined]
-
-    def assert_steps(self, *steps: str) -> None:
-        self.assertEqual(self.workers.steps, list(steps))
+from tests.loads.case import LoadsCase
+from tests.loads.doubles import make_model
 
 
 class ColdLoadTests(LoadsCase):
@@ -85,6 +51,48 @@ class ColdLoadTests(LoadsCase):
         self.assertEqual(options.ModelFile, "/w/models/tiny/tiny.gguf")
         self.assertEqual(options.ModelPath, "/w/models/tiny")
         self.assertEqual([round(timeout or 0.0) for timeout in self.workers.timeouts], [5 * MINUTE])
+
+    def test_the_operators_load_timeout_wins(self) -> None:
+        """
+        A load timeout that the operator set, shorter than ours, is what LoadModel gets (LOAD-1).
+        """
+        self.successResultOf(self.ensure(self.frontend("short", load_timeout=7.0)))
+        self.assertEqual(self.workers.timeouts, [7.0])
+
+    def test_a_resumed_load_needs_room_only_for_the_rest(self) -> None:
+        """
+        A disk that has most of the model already is not too small for it (LOAD-15).
+        """
+        room = 20 * GiB
+        self.database.nodes[self.node] = replace(
+            self.database.nodes[self.node], total_disk=room, available_disk=2 * GiB
+        )
+        self.workers.size = 10 * GiB
+        text = str(self.failureResultOf(self.ensure(self.one), NoPlace).value)
+        self.assertIn("worker-1 needs 11.0 GiB and has 2.0 GiB free of 20.0 GiB", text)
+        self.database.endings.append(("tiny", 1, "", self.node, Measured(10 * GiB, 10 * GiB)))
+        self.successResultOf(self.ensure(self.one))
+
+    def test_a_full_disk_is_one_clear_failure(self) -> None:
+        """
+        No space left in the middle: one failure with the worker's words, no retry, and what was sent goes (LOAD-15).
+        """
+        self.workers.errors["stage"] = [NoSpace("staging tiny.gguf: the worker answered 507: no space left on device")]
+        text = str(self.failureResultOf(self.ensure(self.one), LoadFailed).value)
+        self.assertIn("no space left on device", text)
+        self.assert_steps("list", "install", "stage", "stop", "delete")
+        self.assertEqual(self.workers.processes, {})
+
+    def test_a_full_disk_harms_no_other_model(self) -> None:
+        """
+        A model that is loaded on the full node goes on serving, and its files are not touched (LOAD-15).
+        """
+        other = make_model("other")
+        self.successResultOf(self.ensure(self.one, model=other))
+        self.workers.errors["stage"] = [NoSpace("full")]
+        self.failureResultOf(self.ensure(self.one), LoadFailed)
+        self.assertIn("other#0", self.workers.processes)
+        self.assertEqual(self.successResultOf(self.ensure(self.two, model=other)).model_name, "other")
 
     def test_the_scheduling_rule_pins_the_model(self) -> None:
         """
@@ -211,21 +219,96 @@ class WaitTests(LoadsCase):
 
     def test_eta_only_when_measured(self) -> None:
         """
-        An estimate appears once the bytes were watched for a second, and is what they say (LOAD-7).
+        An estimate appears once the bytes were watched for a second, and is the same on both frontends (LOAD-7).
         """
         self.hold_at("stage")
         self.ensure(self.one)
         self.clock.advance(1.0)
-        row = self.database.jobs["tiny"]
-        first = self.successResultOf(Deferred.fromCoroutine(self.two.status("tiny")))
-        assert first is not None
-        self.assertIsNone(first.eta_seconds)
-        row.progress.in_file = 250
-        self.two._clock.advance(0)  # type: ignore[attr-defined]
-        self.clock.rightNow += 2.0
-        second = self.successResultOf(Deferred.fromCoroutine(self.two.status("tiny")))
-        assert second is not None
-        self.assertEqual(second.eta_seconds, 6.0)
+        self.assertEqual({self.status_of(loads).eta_seconds for loads in (self.one, self.two)}, {None})
+        self.one._jobs["tiny"].progress.sent(250)
+        self.clock.advance(1.0)
+        for loads in (self.one, self.two):
+            shown = self.status_of(loads)
+            self.assertEqual((shown.rate, shown.eta_seconds, shown.bytes_sent), (250.0, 3.0, 250))
+
+    def test_a_range_once_there_is_a_history(self) -> None:
+        """
+        After some measured loads on the node a running one tells their range; before that nothing is guessed (LOAD-7).
+        """
+        self.hold_at("stage")
+        self.ensure(self.one)
+        self.clock.advance(1.0)
+        self.assertIsNone(self.status_of(self.two).eta_range)
+        past = Measured(1000, 1000, 100.0, 5.0)
+        self.database.endings += [("other", attempt, "", self.node, past) for attempt in range(3)]
+        for loads in (self.one, self.two):
+            self.assertEqual(self.status_of(loads).eta_range, (15.0, 15.0))
+
+    def test_progress_is_readable_everywhere(self) -> None:
+        """
+        Node, file, bytes, rate and phase of a running load are read alike on every frontend, all along (LOAD-18).
+        """
+        gates = {step: self.hold_at(step) for step in ("install", "stage", "load")}
+        self.ensure(self.one)
+        seen = []
+        for step in ("install", "stage", "load"):
+            self.clock.advance(1.0)
+            shown = [self.status_of(loads) for loads in (self.one, self.two)]
+            self.assertEqual(shown[0], shown[1])
+            seen.append((shown[0].state, shown[0].phase, shown[0].node, shown[0].total_bytes))
+            if step == "stage":
+                self.one._jobs["tiny"].progress.phase = "hashing"
+                self.clock.advance(1.0)
+                self.assertEqual(self.status_of(self.two).phase, "hashing")
+            gates[step].callback(None)
+        self.assertEqual(
+            seen,
+            [
+                ("installing", "waiting", "worker-1", 0),
+                ("staging", "waiting", "worker-1", 1000),
+                ("loading", "loading", "worker-1", 1000),
+            ],
+        )
+
+    def test_progress_never_falls_back_after_a_take_over(self) -> None:
+        """
+        A frontend that takes a load over tells the bytes that are there, before it has asked for them (LOAD-18).
+        """
+        self.hold_at("stage")
+        self.ensure(self.one)
+        self.one._jobs["tiny"].progress.sent(600)
+        self.clock.advance(1.0)
+        self.database.jobs["tiny"].orphaned = True
+        self.ensure(self.two)
+        self.clock.advance(1.0)
+        self.assertEqual(self.database.jobs["tiny"].owner, "two")
+        self.assertEqual(self.status_of(self.one).bytes_sent, 600)
+
+    def test_queued_is_visible_before_anything_happens(self) -> None:
+        """
+        A load that waits for its first step is on the other frontend's list already (LOAD-24).
+        """
+        self.hold_at("list")
+        self.ensure(self.one)
+        (job,) = self.successResultOf(Deferred.fromCoroutine(self.two.jobs()))
+        self.assertEqual((job.model, job.state), ("tiny", "pending"))
+        self.assertEqual(self.workers.steps, ["list"])
+
+    def test_readers_get_a_copy(self) -> None:
+        """
+        What a reader holds does not change, and changing it changes nothing (LOAD-24).
+        """
+        self.hold_at("stage")
+        self.ensure(self.one)
+        self.clock.advance(1.0)
+        jobs = self.successResultOf(Deferred.fromCoroutine(self.one.jobs()))
+        before = jobs[0]
+        self.assertRaises(FrozenInstanceError, setattr, before, "bytes_sent", 5)
+        jobs.clear()
+        self.one._jobs["tiny"].progress.sent(100)
+        self.clock.advance(1.0)
+        self.assertEqual(before.bytes_sent, 0)
+        self.assertEqual(self.status_of(self.one).bytes_sent, 100)
 
 
 class FailureTests(LoadsCase):
@@ -267,13 +350,6 @@ class FailureTests(LoadsCase):
         self.assertIn("5m", text)
         self.assertIn("1000 B", text)
         self.assertIn("LOCALAI_NATS_MODEL_LOAD_TIMEOUT", text)
-
-    def test_missing_files_are_named(self) -> None:
-        """
-        A frontend without the model's file says which file is missing where.
-        """
-        self.workers.errors["list"] = [SourceMissing("tiny.gguf is not in /models")]
-        self.assertIn("tiny.gguf", str(self.failureResultOf(self.ensure(self.one), LoadFailed).value))
 
     def test_no_node_suits(self) -> None:
         """

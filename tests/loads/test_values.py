@@ -11,7 +11,7 @@ from localai_dist.loads.budget import base_hold, load_budget, retry_after
 from localai_dist.loads.cause import cause_text, decode_cause, encode_cause
 from localai_dist.loads.errors import LoadFailed, StillLoading
 from localai_dist.loads.options import model_options
-from localai_dist.loads.status import LoadStatus, Rate
+from localai_dist.loads.status import LoadStatus
 from localai_dist.reach import Answer, Outcome, Reconnecting, Unreached
 from localai_dist.scheduler.placement import NoPlace
 from localai_dist.units import HOUR, MINUTE, GiB
@@ -68,16 +68,18 @@ class StatusTests(SynchronousTestCase):
         self.assertEqual(str(StillLoading(status)), "model tiny is staging on node worker-1 (41%)")
         self.assertEqual(LoadStatus("tiny", "pending").sentence(), "model tiny is pending")
 
-    def test_a_rate_needs_a_second_and_a_byte(self) -> None:
+    def test_the_range_of_the_rest(self) -> None:
         """
-        Nothing is estimated from less than a second, from no movement, or beyond the end.
+        Once there is a history the object carries its range, in seconds (LOAD-7).
         """
-        rate = Rate(1, 0.0, 100, 0.0, 100)
-        self.assertIsNone(rate.eta(1000))
-        self.assertIsNone(rate.seen(0.9, 200).eta(1000))
-        self.assertIsNone(rate.seen(5.0, 100).eta(1000))
-        self.assertIsNone(rate.seen(5.0, 1000).eta(1000))
-        self.assertEqual(rate.seen(2.0, 300).eta(1000), 7.0)
+        self.assertEqual(LoadStatus("tiny", "loading", eta_range=(1.04, 20.0)).as_json()["eta_range"], [1.0, 20.0])
+
+    def test_a_cancelled_load_says_so(self) -> None:
+        """
+        While a cancelled load is being cleared away it does not read as if it went on (LOAD-17).
+        """
+        text = LoadStatus("tiny", "staging", "box", cancelled=True).sentence()
+        self.assertEqual(text, "the load of model tiny on node box is being cancelled")
 
 
 class CauseTests(SynchronousTestCase):

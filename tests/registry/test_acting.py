@@ -10,7 +10,7 @@ from tests.registry import sites
 CALLERS = {
     # one predicate of reach.py, asked inside
     "nodes.mark_unhealthy": {"health.monitor.HealthMonitor._act"},
-    "replicas.remove": {"loads.steps.Steps._make_room", "loads.unload.unload_replicas"},
+    "replicas.remove": {"loads.retire.Retirement._stop", "loads.room.make_room", "loads.unload.unload_replicas"},
     # no outcome is in play: the heartbeat's age, a fence, an operator, the worker itself
     "nodes.mark_stale_offline": {"health.monitor.HealthMonitor.look"},
     "nodes.drain": {"httpapi.node_service.drain", "httpapi.nodes.drain"},
@@ -24,9 +24,13 @@ CALLERS = {
     "instances.deregister": {"registry.membership.Membership._leave"},
     "ownership.release": {"tunnel.held.HeldTunnels._release"},
     "table.claim": {"loads.service.Loads._claim"},
+    "table.claim_cancelled": {"loads.lookout.Lookout._finish_cancelled"},
+    "table.close_cancelled": {"loads.cancel.clear_away"},
     "table.drop": {"loads.service.Loads._run"},
     "table.finish": {"loads.job.LoadJob._finish"},
-    "table.sweep": {"loads.service.Loads._sweep"},
+    "table.mark": {"loads.retire.Retirement._mark_old"},
+    "table.sweep": {"loads.lookout.Lookout._sweep"},
+    "replicas.set_state": {"loads.room._drain"},
 }
 """
 Everything outside the registry that calls an acting function. A new caller belongs here and into the matrix of

@@ -116,7 +116,7 @@ class ChooseTests(SynchronousTestCase):
         A node without room is not chosen, and the refusal names need and free (LOAD-15).
         """
         need = replace(NEED, payload=100 * GiB)
-        self.assertEqual(need.room, 105 * GiB)
+        self.assertEqual(need.room(A), 105 * GiB)
         full = node(A, total_disk=200 * GiB, available_disk=104 * GiB)
         roomy = node(B, total_disk=200 * GiB, available_disk=105 * GiB)
         self.assertEqual(choose([full, roomy], {}, [], BOTH, need), Placement(B, "worker-b", 0))
@@ -128,8 +128,8 @@ class ChooseTests(SynchronousTestCase):
         """
         Small models need a margin of 1 GiB, unknown ones 2 GiB; a node that reports no disk is not excluded.
         """
-        self.assertEqual(Need("m", "r", payload=0).room, 1 * GiB)
-        self.assertEqual(Need("m", "r").room, 2 * GiB)
+        self.assertEqual(Need("m", "r", payload=0).room(A), 1 * GiB)
+        self.assertEqual(Need("m", "r").room(A), 2 * GiB)
         self.assertIsInstance(choose([node(total_disk=0)], {}, [], BOTH, NEED), Placement)
         self.refusal([node(total_disk=GiB, available_disk=0)])
 
