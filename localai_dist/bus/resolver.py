@@ -75,6 +75,10 @@ class Resolver:
         self._stopped = False
         self.dropped = self.unresolved = self.foreign = 0
 
+    def begin(self) -> None:
+        """Deliver (again)."""
+        self._stopped = False
+
     def arrived(self, text: str) -> None:
         """A notification; never raises."""
         if self._stopped:
@@ -105,6 +109,7 @@ class Resolver:
         self._stopped = True
         self._queue.clear()
         self._unread.clear()
+        self._held = 0
         for reading in list(self._reading):
             reading.cancel()
 

@@ -83,7 +83,7 @@ class Bus:
         Connect; subscriptions may be made now.
 
         Raises:
-            StoreUnavailable: no LISTEN connection; may be started again.
+            StoreUnavailable: no LISTEN connection. It may be started again, also after a stop.
         """
         await self._listener.start()
         self._listener.on_reconnect(self._end_ghosts)

@@ -55,7 +55,8 @@ class Subscriber:
         return sum(each.dropped for each in self._subscriptions)
 
     def begin(self) -> None:
-        """Hear of reconnections; called once the listener is connected for the first time."""
+        """Hear of reconnections; called whenever the listener was started."""
+        self.resolver.begin()
         self._listener.on_reconnect(self.missed)
 
     async def subscribe(self, subjects: str, on_message: OnMessage, on_missed: OnMissed | None = None) -> Subscription:
@@ -89,11 +90,12 @@ class Subscriber:
             each.missed()
 
     def stop(self) -> None:
-        """Call nobody any more."""
+        """Call nobody any more; every subscription is over, also for a later ``begin``."""
         self.resolver.stop()
         for each in self._subscriptions:
             each.cancel()
         self._subscriptions.clear()
+        self._channels.clear()
 
     def _living(self) -> list[Subscription]:
         self._subscriptions = [each for each in self._subscriptions if not each.cancelled]

@@ -10,6 +10,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 
+from localai_dist.health.departure import Departures
 from localai_dist.health.verdict import Demote, Leave, Promote, judge
 from localai_dist.ids import NodeId
 from localai_dist.reach import Outcome, describe
@@ -49,6 +50,7 @@ class HealthMonitor:
 
     Args:
         nodes, ownership: the registry.
+        departures: told of every node and its presence at each look.
         clock: times the tick.
         interval: between two looks (s).
         stale_after: silence that makes a node offline (s).
@@ -61,6 +63,7 @@ class HealthMonitor:
         self,
         nodes: NodesLike,
         ownership: PresenceLike,
+        departures: Departures,
         *,
         clock: IReactorTime,
         interval: float = 15.0,
@@ -69,6 +72,7 @@ class HealthMonitor:
     ) -> None:
         self._nodes = nodes
         self._ownership = ownership
+        self._departures = departures
         self._interval = interval
         self._stale_after = stale_after
         self._grace = grace
@@ -103,8 +107,10 @@ class HealthMonitor:
                 )
             nodes = await self._nodes.all()
             presence = await self._ownership.presence_many([node.id for node in nodes], self._grace)
-            for node in nodes:
-                await self._act(node, presence.get(node.id, NEVER_DIALLED))
+            seen = [(node, presence.get(node.id, NEVER_DIALLED)) for node in nodes]
+            self._departures.look(seen)
+            for node, known in seen:
+                await self._act(node, known)
             self._answered = True
         except StoreError as error:
             self.log.warn("node health is not known now: {error}", error=error)

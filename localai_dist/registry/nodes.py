@@ -133,6 +133,17 @@ class Nodes:
             return TokenCheck.UNKNOWN_NODE
         return check(StoredIdentity(row["node_token_hash"], ""), token, approved=True)
 
+    async def still_theirs(self, credentials: Mapping[NodeId, str], *, loose: bool = False) -> set[NodeId]:
+        """
+        Those nodes that are there, approved, and whose token is still the one of this digest.
+
+        Args:
+            credentials: the digest of the token each one's tunnel came with.
+            loose: tokens change with each registration (stock workers), so the digest says nothing.
+        """
+        values = {"nodes": list(credentials), "digests": list(credentials.values()), "loose": loose}
+        return {NodeId(row["id"]) for row in await self._pool.fetch(SQL["still_theirs"], values)}
+
     async def approve(self, node_id: NodeId) -> Node:
         """
         Approve a pending node, or hand the name over to the newcomer that waits under it.

@@ -152,6 +152,10 @@ class Forwarder:
         """Do not believe what was known of the owner of ``node``'s tunnel."""
         self._owners.pop(node, None)
 
+    def forget_all(self) -> None:
+        """Believe nothing of what was known of owners: word of a claim may have been missed."""
+        self._owners.clear()
+
     async def _open(
         self, node: NodeId, target: TunnelTarget, traffic: TrafficClass, deadline: float | None
     ) -> MuxStream:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,15 @@ from twisted.internet.threads import deferToThreadPool
 from twisted.logger import Logger
 
 from localai_dist import __version__
+from localai_dist.bus.service import Bus
 from localai_dist.errors import UserMistake
+from localai_dist.health.departure import ROUTES, Departures
 from localai_dist.health.monitor import HealthMonitor
 from localai_dist.httpapi.api import FrontendApi
 from localai_dist.httpapi.auth import Keys
 from localai_dist.httpapi.readiness import Readiness
 from localai_dist.httpapi.site import make_site
-from localai_dist.ids import InstanceId
+from localai_dist.ids import InstanceId, NodeId
 from localai_dist.loads.service import Loads
 from localai_dist.loads.tools import LoadSettings
 from localai_dist.net.websocket import require_masker
@@ -38,6 +40,7 @@ from localai_dist.relay.serve import RelayService
 from localai_dist.roles.advertise import REMEDY, discover, trouble_with
 from localai_dist.roles.frontend_service import FrontendService, Parts
 from localai_dist.roles.membership import session_config
+from localai_dist.roles.notices import Notices
 from localai_dist.roles.stager import make_stager
 from localai_dist.serving.connector import BackendConnector
 from localai_dist.serving.inference import Inference, Waits
@@ -46,6 +49,7 @@ from localai_dist.settings.frontend import FrontendSettings
 from localai_dist.store.pool import Pool
 from localai_dist.tunnel.acceptor import ConnectResource
 from localai_dist.tunnel.held import HeldTunnels
+from localai_dist.tunnel.identities import IdentityWatch
 from localai_dist.wire.credentials import digest, mint_token
 
 log = Logger()
@@ -88,6 +92,11 @@ class _Graph:
         self.connect = BackendConnector(self.forwarder, clock=reactor)
         self.catalog = CatalogWatch(Path(settings.models_path), clock=reactor, in_thread=self.in_thread)
         self.loads = self._loads()
+        self.catalog.on_change = self.loads.models_changed
+        self.bus = Bus(settings.auth_database_url, self.pool, reactor=reactor)
+        self.identities = IdentityWatch(self.held, self._still_theirs, clock=reactor)
+        self.notices = self._notices()
+        self.loads.on_ended = self.notices.load_ended
         self.readiness = Readiness("database", "membership", clock=reactor)
 
     def in_thread(self, call: Callable[..., Any], *arguments: Any) -> Deferred[Any]:
@@ -111,6 +120,7 @@ class _Graph:
         monitor = HealthMonitor(
             self.nodes,
             self.ownership,
+            Departures({ROUTES: lambda departure: self.forwarder.forget(departure.id)}),
             clock=self.reactor,
             interval=settings.health_interval,
             stale_after=settings.node_stale_after,
@@ -118,6 +128,9 @@ class _Graph:
         )
         parts = Parts(
             pool=self.pool,
+            bus=self.bus,
+            notices=self.notices,
+            identities=self.identities,
             catalog=self.catalog,
             membership=membership,
             monitor=monitor,
@@ -135,12 +148,25 @@ class _Graph:
                 config=self.session,
                 clock=self.reactor,
                 accepting=lambda: service.accepting,
+                on_held=self.notices.claimed,
             ),
             peer_resource=self._peer_resource(),
             max_body=settings.upload_limit,
             reactor=self.reactor,
         )
         return service
+
+    def _notices(self) -> Notices:
+        return Notices(
+            self.bus.publisher,
+            self.bus.subscriber,
+            identities=self.identities,
+            forwarder=self.forwarder,
+            look_at_load=self.loads.look_now,
+        )
+
+    async def _still_theirs(self, credentials: Mapping[NodeId, str]) -> Collection[NodeId]:
+        return await self.nodes.still_theirs(credentials, loose=self.settings.node_identity == "loose")
 
     def _peers(self) -> PeerPool | None:
         if self.address is None:
@@ -211,7 +237,7 @@ class _Graph:
             ownership=self.ownership,
             loads=self.loads,
             verbs=self.verbs,
-            end_tunnel=self.held.end,
+            end_tunnel=self.notices.identity_changed,
             keys=Keys(settings.api_key),
             registration_token=settings.registration_token,
             auto_approve=settings.auto_approve_nodes,

@@ -3,7 +3,7 @@ The life of one frontend: listening at once, joined when the database answers, g
 
 Stopping, in this order: ``/readyz`` says no and new tunnels are refused; workers are told to go; new requests are
 still served for the lame-duck time; the listener closes; running requests and relayed streams end; then tunnels,
-membership and database. A second SIGTERM ends the process at once. Source: design §7, shutdown.
+membership, bus and database. A second SIGTERM ends the process at once. Source: design §7, shutdown.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from twisted.internet.interfaces import IListeningPort
 from twisted.internet.task import LoopingCall, deferLater
 from twisted.logger import Logger
 
+from localai_dist.bus.service import Bus
 from localai_dist.health.monitor import HealthMonitor
 from localai_dist.httpapi.readiness import Readiness
 from localai_dist.loads.service import Loads
@@ -26,11 +27,13 @@ from localai_dist.net.request import StreamingSite
 from localai_dist.registry.membership import Membership
 from localai_dist.relay.peers import PeerPool
 from localai_dist.roles.ending import next_sigterm_kills
+from localai_dist.roles.notices import Notices
 from localai_dist.serving.watch import CatalogWatch
 from localai_dist.settings.frontend import FrontendSettings
 from localai_dist.store.errors import StoreError
 from localai_dist.store.pool import Pool
 from localai_dist.tunnel.held import HeldTunnels
+from localai_dist.tunnel.identities import IdentityWatch
 
 CHECK_EVERY = 1.0  # s, how often readiness is looked at
 JOIN_AGAIN = 1.0  # s, between attempts to reach a database that went away between check and start
@@ -43,6 +46,9 @@ class Parts:
     """What is started and stopped."""
 
     pool: Pool
+    bus: Bus
+    notices: Notices
+    identities: IdentityWatch
     catalog: CatalogWatch
     membership: Membership
     monitor: HealthMonitor
@@ -106,6 +112,7 @@ class FrontendService(Service):
         self._joined = True
         self._parts.membership.startService()
         self._parts.monitor.start()
+        self._parts.identities.start()
         self._parts.loads.start()
         self._check()
         self.log.info("frontend {id} joined the cluster", id=self._settings.instance_id)
@@ -117,9 +124,12 @@ class FrontendService(Service):
             self.log.warn("the database does not answer yet: {error}", error=str(error))
             return False
         try:
+            await self._parts.bus.start()
+            await self._parts.notices.subscribe()
             await self._parts.membership.join()
         except StoreError as error:
             self.log.warn("could not join the cluster yet: {error}", error=str(error))
+            await self._parts.bus.stop()
             await self._parts.pool.stop()
             return False
         return True
@@ -168,12 +178,14 @@ class FrontendService(Service):
         await parts.loads.stop()
         if self._joined:
             await parts.monitor.stop()
+        parts.identities.stop()
         await parts.held.release_all()
         if parts.peers is not None:
             parts.peers.close()
         if self._joined:
             await parts.membership.stopService()
         parts.catalog.stopService()
+        await parts.bus.stop()
         await parts.pool.stop()
         self.log.info("frontend {id} left the cluster", id=self._settings.instance_id)
 

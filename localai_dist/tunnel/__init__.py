@@ -4,6 +4,7 @@ A node's tunnel: the worker dials out, a frontend admits it, claims its ownershi
 Read in this order:
 
 - ``held``      the tunnels this frontend holds; claim before use, release by attachment
+- ``identities`` frontend: ends tunnels whose identity changed hands
 - ``acceptor``  frontend: ``GET /api/cluster/connect``, every refusal before the upgrade
 - ``urls``      worker: which frontend to dial next (pure)
 - ``link``      worker: the lifecycle of its tunnel as a machine

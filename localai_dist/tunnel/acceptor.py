@@ -28,6 +28,7 @@ from localai_dist.net.session import MuxSession, SessionConfig
 from localai_dist.store.errors import StoreError
 from localai_dist.tunnel import door
 from localai_dist.tunnel.held import HeldTunnels
+from localai_dist.wire.credentials import digest
 
 
 class NodeDoor(Protocol):
@@ -77,6 +78,7 @@ class ConnectResource(Resource):
         config: the session's numbers, the same on both ends.
         clock: for the session's timers.
         accepting: False while the frontend starts or drains.
+        on_held: told of each node whose tunnel is claimed and held.
     """
 
     isLeaf = True
@@ -90,6 +92,7 @@ class ConnectResource(Resource):
         config: SessionConfig,
         clock: IReactorTime,
         accepting: Callable[[], bool] = lambda: True,
+        on_held: Callable[[NodeId], None] = lambda node: None,
     ) -> None:
         super().__init__()
         self._nodes = nodes
@@ -97,6 +100,7 @@ class ConnectResource(Resource):
         self._config = config
         self._clock = clock
         self._accepting = accepting
+        self._on_held = on_held
 
     def render_GET(self, request: Any) -> int:
         """Decide, then upgrade; see the module's docstring for the order."""
@@ -111,7 +115,7 @@ class ConnectResource(Resource):
         gone: list[object] = []
         request.notifyFinish().addErrback(gone.append)
         deciding = Deferred.fromCoroutine(self._decide(self._nodes, claimed, token))
-        deciding.addCallback(self._answer, request, claimed, gone)
+        deciding.addCallback(self._answer, request, claimed, digest(token), gone)
         deciding.addErrback(self._broken, request, gone)
         return NOT_DONE_YET
 
@@ -129,7 +133,7 @@ class ConnectResource(Resource):
             return None
         return PENDING if check.name == "PENDING" else WRONG_TOKEN
 
-    def _answer(self, refusal: Refusal | None, request: Any, node: str, gone: list[object]) -> None:
+    def _answer(self, refusal: Refusal | None, request: Any, node: str, credential: str, gone: list[object]) -> None:
         if gone:
             return
         if refusal is None:
@@ -145,21 +149,22 @@ class ConnectResource(Resource):
             request,
             config=self._config,
             clock=self._clock,
-            on_session=lambda session: self._admitted(NodeId(node), session),
+            on_session=lambda session: self._admitted(NodeId(node), session, credential),
         )
 
-    def _admitted(self, node: NodeId, session: MuxSession) -> None:
-        holding = Deferred.fromCoroutine(self._hold(node, session))
+    def _admitted(self, node: NodeId, session: MuxSession, credential: str) -> None:
+        holding = Deferred.fromCoroutine(self._hold(node, session, credential))
         holding.addErrback(lambda failure: self._not_held(failure, node, session))
 
-    async def _hold(self, node: NodeId, session: MuxSession) -> None:
+    async def _hold(self, node: NodeId, session: MuxSession, credential: str) -> None:
         try:
-            attachment = await self._held.attach(node, session)
+            attachment = await self._held.attach(node, session, credential=credential)
         except LocalAIDistError as error:
             self.log.warn("could not claim the tunnel of node {node}: {error}", node=node, error=error)
             session.close()
             return
         self.log.info("node {node} opened its tunnel", node=node)
+        self._on_held(node)
         reason = await session.when_closed()
         self.log.info("node {node} lost its tunnel: {reason}", node=node, reason=reason.getErrorMessage())
         await self._held.detach(attachment)

@@ -71,6 +71,7 @@ class _Held:
     attachment: Attachment
     session: MuxSession
     epoch: Epoch
+    credential: str
 
 
 class HeldTunnels:
@@ -105,11 +106,18 @@ class HeldTunnels:
         """Every held tunnel, a copy."""
         return {node: held.session for node, held in self._held.items()}
 
-    async def attach(self, node: NodeId, session: MuxSession) -> Attachment:
+    def credentials(self) -> dict[Attachment, str]:
+        """The digest of the token each open tunnel came with."""
+        return {held.attachment: held.credential for held in self._held.values() if held.session.is_open}
+
+    async def attach(self, node: NodeId, session: MuxSession, *, credential: str = "") -> Attachment:
         """
         Claim ``node`` and hold ``session`` as its tunnel.
 
         Not to be cancelled: whether the claim was made would not be known.
+
+        Args:
+            credential: the digest of the token it was admitted by.
 
         Raises:
             StoreError: the claim failed; nothing changed here and the caller closes the session.
@@ -125,7 +133,7 @@ class HeldTunnels:
                 await self._release(node, epoch)
                 raise SessionDead(f"the tunnel of node {node} ended while it was being claimed")
             attachment = Attachment(node, next(self._serials))
-            previous, self._held[node] = self._held.get(node), _Held(attachment, session, epoch)
+            previous, self._held[node] = self._held.get(node), _Held(attachment, session, epoch, credential)
         if previous is not None:
             self.log.info("node {node} opened a newer tunnel, closing the older one", node=node)
             previous.session.close()
@@ -190,10 +198,10 @@ class HeldTunnels:
             for index, session in enumerate(sessions)
         ]
 
-    def end(self, node: NodeId) -> bool:
-        """Close the tunnel of ``node`` if it is held here (its identity changed hands); whether it was."""
-        held = self._held.get(node)
-        if held is None:
+    def end(self, attachment: Attachment) -> bool:
+        """Close the tunnel that ``attachment`` names: its identity changed hands; False when it is held no more."""
+        held = self._held.get(attachment.node)
+        if held is None or held.attachment != attachment:
             return False
         held.session.close()
         return True

@@ -6,6 +6,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
+from localai_dist.health.departure import Departures
 from localai_dist.health.monitor import HealthMonitor
 from localai_dist.ids import NodeId
 from localai_dist.reach import NoRoute, Outcome
@@ -23,6 +24,7 @@ class MemoryRegistry:
         self.acts: list[tuple[str, NodeId]] = []
         self.outcomes: list[Outcome] = []
         self.away = False
+        self.away_for_writes = False
 
     def add(self, name: str, status: str, state: PresenceState | None) -> None:
         self.nodes.append(Node(NodeId(name), name, "backend", status, True))
@@ -41,6 +43,8 @@ class MemoryRegistry:
         return []
 
     async def mark_unhealthy(self, node_id: NodeId, outcome: Outcome) -> bool:
+        if self.away_for_writes:
+            raise StoreUnavailable("gone")
         self.acts.append(("unhealthy", node_id))
         self.outcomes.append(outcome)
         return True
@@ -57,7 +61,9 @@ class MonitorTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = Clock()
         self.registry = MemoryRegistry()
-        self.monitor = HealthMonitor(self.registry, self.registry, clock=self.clock, interval=15.0)
+        self.monitor = HealthMonitor(
+            self.registry, self.registry, Departures({}, names=()), clock=self.clock, interval=15.0
+        )
 
     def test_a_departed_node_leaves_placement(self) -> None:
         """

@@ -23,6 +23,7 @@ from localai_dist.store.errors import StatementFailed, StoreUnavailable
 from localai_dist.tunnel.acceptor import ConnectResource
 from localai_dist.tunnel.dialer import TunnelClient
 from localai_dist.tunnel.held import HeldTunnels
+from localai_dist.wire.credentials import digest
 from tests.tunnel.doubles import Rows
 from tests.tunnel.sockets import Check, Nodes, cluster_root, no_connection_left, reactor, until
 
@@ -36,6 +37,7 @@ class DoorCase(TestCase):
         self.nodes = Nodes()
         self.rows = Rows()
         self.accepting = True
+        self.told: list[NodeId] = []
         self.held = HeldTunnels(self.rows, HERE, clock=reactor)
         self.sessions: list[MuxSession] = []
         self.base = self.listen(self.nodes)
@@ -48,6 +50,7 @@ class DoorCase(TestCase):
             config=SessionConfig(),
             clock=reactor,
             accepting=lambda: self.accepting,
+            on_held=self.told.append,
         )
         root = cluster_root(connect=door)
         port = reactor.listenTCP(0, StreamingSite(root, max_body=1024, reactor=reactor), interface="127.0.0.1")
@@ -162,6 +165,7 @@ class ConnectResourceTests(DoorCase):
         session.on_stream = served.append
         await until(lambda: self.held.get(NodeId("n-1")) is not None, "the tunnel is held")
         self.assertEqual(self.rows.rows, {"n-1": (HERE, 1)})
+        self.assertEqual((self.told, list(self.held.credentials().values())), ([NodeId("n-1")], [digest("t")]))
         tunnel = self.held.get(NodeId("n-1"))
         assert tunnel is not None
         stream = await tunnel.open()

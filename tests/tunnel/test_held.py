@@ -12,7 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from localai_dist.ids import Epoch, InstanceId, NodeId
 from localai_dist.mux.errors import SessionDead
 from localai_dist.store.errors import StoreUnavailable
-from localai_dist.tunnel.held import RECONCILE_AFTER, RELEASE_TIMEOUT, HeldTunnels
+from localai_dist.tunnel.held import RECONCILE_AFTER, RELEASE_TIMEOUT, Attachment, HeldTunnels
 from tests.tunnel.doubles import Rows, session
 
 T = TypeVar("T")
@@ -193,11 +193,16 @@ class HeldTunnelsTests(SynchronousTestCase):
 
     def test_end_closes_the_tunnel_of_one_node(self) -> None:
         """A node whose identity changed hands loses its tunnel here; one that is elsewhere is not ours to end."""
-        tunnel = session()
-        self.successResultOf(begin(self.held.attach(N, tunnel)))
-        self.assertTrue(self.held.end(N))
+        tunnel, newer = session(), session()
+        old = self.successResultOf(begin(self.held.attach(N, tunnel, credential="d")))
+        self.assertEqual(self.held.credentials(), {old: "d"})
+        self.assertTrue(self.held.end(old))
         self.assertTrue(tunnel.closed_here)
-        self.assertFalse(self.held.end(NodeId("n-2")))
+        self.assertEqual(self.held.credentials(), {})
+        self.successResultOf(begin(self.held.attach(N, newer)))
+        self.assertFalse(self.held.end(old))
+        self.assertFalse(self.held.end(Attachment(NodeId("n-2"), 1)))
+        self.assertFalse(newer.closed_here)
 
     def test_release_all(self) -> None:
         """A frontend that stops closes every tunnel, releases every claim and takes no further one."""

@@ -68,6 +68,12 @@ delete from node_models where node_id = %(id)s;
 -- What a presented node token is compared with.
 select approved_at is not null as approved, node_token_hash, parked_token_hash from backend_nodes where id = %(id)s;
 
+-- name: still_theirs
+-- Of nodes with open tunnels, each with the digest of the token its tunnel came with: those whose tunnel may stay.
+select n.id from unnest(%(nodes)s::varchar[], %(digests)s::varchar[]) as held (id, digest)
+join backend_nodes n on n.id = held.id
+where n.approved_at is not null and (%(loose)s or n.node_token_hash = held.digest);
+
 -- name: approve
 -- A pending node is approved; else a waiting newcomer takes the identity over. Nothing when neither waits.
 -- acts: none
