@@ -143,7 +143,11 @@ class LoadJob:
     async def _steps(self, hold: HoldTimer) -> None:
         sources = await self._sources(hold)
         if sources.missing:
-            self.log.warn("{model} lacks {files}", model=self._model.name, files=", ".join(sources.missing))
+            self.log.warn(
+                "{model} is loaded without {files}: not in this frontend's models folder",
+                model=self._model.name,
+                files=", ".join(sources.missing),
+            )
         place = await place_for(self._tools, self._model, self._claim, sources, hold)
         self.log.info("loading {model} on node {node}", model=self._model.name, node=place.node_name)
         steps = Steps(
@@ -162,7 +166,8 @@ class LoadJob:
     async def _sources(self, hold: HoldTimer) -> Sources:
         """The model's files on this frontend; without them the job is offered to the others (LOAD-22)."""
         try:
-            return await self._tools.stager.sources(self._model.name, self._model.files())
+            model = self._model
+            return await self._tools.stager.sources(model.name, model.files(), model.option_values())
         except SourceMissing as error:
             why = str(error)
         self._ending = True

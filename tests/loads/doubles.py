@@ -420,6 +420,7 @@ class Workers:
         self.options: pb.ModelOptions | None = None
         self.timeouts: list[float | None] = []
         self.missing: tuple[str, ...] = ()
+        self.hints: tuple[str, ...] = ()
         self.size = WEIGHTS.size
         self.force: list[bool] = []
 
@@ -472,6 +473,7 @@ class Workers:
 
     async def sources(self, model: str, relatives: Sequence[str], hints: Sequence[str] = ()) -> Sources:
         await self._step("list")
+        self.hints = tuple(hints)
         return Sources((replace(WEIGHTS, relative=relatives[0], size=self.size),), self.missing)
 
     async def stage(

@@ -130,8 +130,8 @@ class _Folder:
         self.has_files = has_files
         self.stage = workers.stage
 
-    async def sources(self, model: str, relatives: Any) -> Any:
+    async def sources(self, model: str, relatives: Any, hints: Any = ()) -> Any:
         self._lists.append(self._folder)
         if not self.has_files:
             raise SourceMissing(f"{relatives[0]} is not in {self._folder}")
-        return await self._workers.sources(model, relatives)
+        return await self._workers.sources(model, relatives, hints)

@@ -94,6 +94,14 @@ class ColdLoadTests(LoadsCase):
         self.assertIn("other#0", self.workers.processes)
         self.assertEqual(self.successResultOf(self.ensure(self.two, model=other)).model_name, "other")
 
+    def test_options_that_may_be_paths_are_looked_at(self) -> None:
+        """
+        The values of a model's free options are offered to the staging, which takes those that are paths (LOAD-13).
+        """
+        self.model = make_model(options=("vae_path:vae/v.bin", "gpu:off"), overrides=("clip:c.gguf",))
+        self.successResultOf(self.ensure(self.one))
+        self.assertEqual(self.workers.hints, ("vae/v.bin", "off", "c.gguf"))
+
     def test_the_scheduling_rule_pins_the_model(self) -> None:
         """
         A model pinned to a label is loaded on the node that has it (WALK-5).
