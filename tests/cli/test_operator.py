@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 import time
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
@@ -158,6 +159,40 @@ class ModelsTests(OperatorCase):
         self.assertEqual(err, "tiny: staging, on alpha, 1.0 MiB of 4.0 MiB, about 1m30s left\n")
         self.assertEqual(self.asked, [("POST", "/backend/load", {"model": "tiny"})] * 2)
 
+    def test_load_shows_progress_while_the_frontend_waits(self) -> None:
+        """While the request waits, the load's own progress is shown, in plain lines without a terminal (LOAD-18)."""
+        self.patch(models, "SHOW_EVERY", 0.0)
+        shown = threading.Event()
+        operation = {"id": "staging:tiny", "name": "tiny", "state": "installing", "phase": "waiting"}
+
+        def ask(api: Api, method: str, path: str, body: Any = None, *, timeout: float = 30.0) -> Answer:
+            if method == "GET":
+                shown.set()
+                return Answer(200, json.dumps({"operations": [operation]}).encode())
+            self.assertTrue(shown.wait(10))
+            return Answer(200, b'{"message": "model loaded"}')
+
+        self.patch(Api, "ask", ask)
+        code, out, err = self.run_command("models", "load", "tiny")
+        self.assertEqual((code, out), (0, "tiny is loaded\n"))
+        self.assertIn("tiny: installing", err.splitlines())
+
+    def test_load_without_waiting(self) -> None:
+        """--no-wait says where the load stands and returns; a refusal is still one."""
+        release = threading.Event()
+        self.addCleanup(release.set)
+        self.patch(models, "START_WAIT", 0.01)
+        operation = {"id": "staging:tiny", "name": "tiny", "state": "pending", "phase": "waiting"}
+
+        def ask(api: Api, method: str, path: str, body: Any = None, *, timeout: float = 30.0) -> Answer:
+            if method == "GET":
+                return Answer(200, json.dumps({"operations": [operation]}).encode())
+            release.wait(10)
+            return Answer(200, b"{}")
+
+        self.patch(Api, "ask", ask)
+        self.assertEqual(self.run_command("models", "load", "tiny", "--no-wait")[:2], (0, "tiny: pending\n"))
+
     def test_load_of_unknown_model(self) -> None:
         """A model that does not exist is exit code 4."""
         self.assertEqual(self.run_command("models", "load", "nope"), (4, "", "localai-dist: nothing there\n"))
@@ -181,13 +216,18 @@ class OtherCommandsTests(OperatorCase):
     """The rest."""
 
     def test_operations(self) -> None:
-        """Running operations are listed with how far they are."""
+        """Running operations are listed with node, file, bytes, rate, phase and what is left (LOAD-18)."""
         operation = {
             "id": "staging:tiny",
             "name": "tiny",
             "taskType": "staging",
-            "phase": "staging",
+            "state": "staging",
+            "phase": "sending",
             "progress": 25,
+            "fileIndex": 1,
+            "totalFiles": 3,
+            "bytesPerSecond": 2**19,
+            "etaSeconds": 6.0,
             "nodeName": "alpha",
             "currentBytes": 2**20,
             "totalBytes": 2**22,
@@ -195,10 +235,29 @@ class OtherCommandsTests(OperatorCase):
         }
         self.answer("GET", "/api/operations", {"operations": [operation]})
         self.assertRegex(
-            self.run_command("ops", "ls")[1], r"tiny +staging +staging +25% +alpha +1.0 MiB of 4.0 MiB +copying"
+            self.run_command("ops", "ls")[1],
+            r"tiny +staging +sending +25% +alpha +1/3 +1.0 MiB of 4.0 MiB +512.0 KiB/s +about 6s left +copying",
         )
         self.answer("GET", "/api/operations", {"operations": []})
         self.assertEqual(self.run_command("ops", "ls")[1], "nothing is going on\n")
+
+    def test_watch(self) -> None:
+        """Watched without a terminal, operations are plain lines until nothing is going on (LOAD-18)."""
+        running = {"id": "staging:tiny", "name": "tiny", "state": "staging", "phase": "hashing", "nodeName": "alpha"}
+        answers = [{"operations": [running]}, {"operations": [{**running, "phase": "sending"}]}, {"operations": []}]
+        self.answers["GET", "/api/operations"] = [Answer(200, json.dumps(answer).encode()) for answer in answers]
+        code, out, _ = self.run_command("ops", "ls", "--watch")
+        self.assertEqual(
+            (code, out.splitlines()),
+            (0, ["tiny: hashing, on alpha", "tiny: sending, on alpha", "nothing is going on"]),
+        )
+
+    def test_cancel(self) -> None:
+        """A load is cancelled by its id or by its model's name; what does not run is exit code 4 (LOAD-17)."""
+        self.answer("POST", "/api/operations/staging%3Atiny/cancel", {"success": True, "message": "cancelling tiny"})
+        for word in ("tiny", "staging:tiny"):
+            self.assertEqual(self.run_command("ops", "cancel", word)[:2], (0, "cancelling tiny\n"))
+        self.assertEqual(self.run_command("ops", "cancel", "nope")[0], 4)
 
     def test_doctor(self) -> None:
         """The doctor names what is wrong and what to do, and its exit code says whether something is."""
