@@ -5,15 +5,19 @@ On a slow link the queue stands in a router, where no socket option reaches. So 
 every ``PING_INTERVAL``; what a round trip takes above the smallest one seen lately is the queue, and the cap on bulk
 under way shrinks when it is above the target and grows when below.
 
-1. Under way is what was sent and neither credited by the peer nor overtaken by an answered ping. The ping half keeps a
-   bulk stream whose reader stopped from holding up every other one, and makes peers work that grant credit coarsely.
+1. Under way is what was sent after the last ping that was answered, less what was credited since: an answer comes ahead
+   of any credit for later bytes, so it settles the books. Thus a bulk stream whose reader stopped holds up no other
+   one, peers work that grant credit coarsely, and credit that was a larger window misleads for one interval at most.
 2. The base round trip ages: it is the least of the last one to two ``BASE_PERIOD``. When a period ends the cap drops
    to its minimum for a moment, so that the next base is not measured through our own queue.
 3. Where a frame itself takes milliseconds the target is three frame times.
-4. What counts is the least of the last few round trips: a queue shows in each of them, a busy processor in some.
+4. The cap shrinks by the least of the last few round trips: a queue shows in each of them, a busy processor in some.
+   It grows by the latest one: by a quarter while there is hardly any delay, by a step while it is below the target.
 5. If at the smallest cap the delay stays, it is not ours (other traffic, a busy host): it becomes the base.
 
-Source: traffic-classes §4 and rules 3 and 5.
+6. Behind a proxy the transport drains at once; there the rate at which bulk is seen to arrive sets the message size.
+
+Source: traffic-classes §4 and rules 3 and 5; growth in two grades because one quarter a step swings by 20 ms.
 """
 
 from __future__ import annotations
@@ -38,6 +42,12 @@ DRAIN_TIME: Final = 0.002
 FRAME_TIMES: Final = 3
 PINGS_KEPT: Final = 16
 FILTER: Final = 3
+CREDIT_MOST: Final = 1 * MiB
+"""A grant above this is taken for a window that grew: only so much of it counts as arrived."""
+
+RATE_LEAST: Final = 16 * KiB
+"""Fewer bulk bytes between two answered pings say nothing about the rate."""
+
 FUTILE: Final = 10
 """So many measurements in a row above the target at the smallest cap, and the delay is not ours."""
 
@@ -80,6 +90,7 @@ class DelayCap:
         cap: how many may be under way.
         under_way: how many are.
         round_trip: the latest measurement (s), or None.
+        rate: how fast bulk arrives at the far end, smoothed (bytes/s); 0 while unknown.
     """
 
     def __init__(self) -> None:
@@ -92,6 +103,8 @@ class DelayCap:
         self._next_ping = 1
         self._recent: deque[float] = deque(maxlen=FILTER)
         self._futile = 0
+        self._answered: tuple[float, int] | None = None
+        self.rate = 0.0
 
     @property
     def open(self) -> bool:
@@ -109,8 +122,8 @@ class DelayCap:
         self._total += count
 
     def bulk_credited(self, count: int) -> None:
-        """The peer granted credit on a bulk stream: at least that much was consumed there (or the window grew)."""
-        self.under_way = max(0, self.under_way - count)
+        """The peer granted credit on a bulk stream: that much was consumed there, or much of it is a larger window."""
+        self.under_way = max(0, self.under_way - min(count, CREDIT_MOST))
 
     def ping_sent(self, now: float) -> int:
         """A ping leaves now; returns the value it carries."""
@@ -145,7 +158,8 @@ class DelayCap:
             self._pings.popleft()
         self._pings.popleft()
         _, at, total = sent
-        self.under_way = min(self.under_way, self._total - total)
+        self._deliveries(now, total)
+        self.under_way = self._total - total
         self.round_trip = now - at
         period_ended = self._base.observe(self.round_trip, now)
         self._adapt(self.round_trip, max(TARGET, FRAME_TIMES * frame_time))
@@ -153,25 +167,36 @@ class DelayCap:
             self.cap = CAP_MIN
         return self.round_trip
 
+    def _deliveries(self, now: float, total: int) -> None:
+        """At the time ``now`` the peer is known to have had ``total`` bulk bytes."""
+        before, self._answered = self._answered, (now, total)
+        if before is not None and now > before[0] and total - before[1] >= RATE_LEAST:
+            rate = (total - before[1]) / (now - before[0])
+            self.rate = 0.7 * self.rate + 0.3 * rate if self.rate else rate
+
     def _adapt(self, round_trip: float, target: float) -> None:
         self._recent.append(round_trip)
-        least = min(self._recent)
-        queueing = least - (self.base or 0.0)
-        if queueing < target / 2:
+        base, least = self.base or 0.0, min(self._recent)
+        if least - base >= target:
+            self._shrink(least, 0.9 if least - base < 2 * target else 0.75)
+        elif round_trip - base < target / 4:
             self.cap = min(int(self.cap * 1.25), CAP_MAX)
-        elif queueing < target:
-            self.cap = min(self.cap + CAP_STEP, CAP_MAX)
-        else:
-            self._futile = self._futile + 1 if self.cap == CAP_MIN else 0
-            if self._futile >= FUTILE:
-                self._futile = 0
-                self._base.reset(least)
-            self.cap = max(int(self.cap * (0.9 if queueing < 2 * target else 0.75)), CAP_MIN)
+        elif round_trip - base < target:
+            self.cap = min(self.cap + max(CAP_STEP, self.cap // 16), CAP_MAX)
+
+    def _shrink(self, least: float, factor: float) -> None:
+        self._futile = self._futile + 1 if self.cap == CAP_MIN else 0
+        if self._futile >= FUTILE:
+            self._futile = 0
+            self._base.reset(least)
+        self.cap = max(int(self.cap * factor), CAP_MIN)
 
 
 class TransportLimit:
     """
     How many bytes the transport may hold: two milliseconds of what it drains, within 16 to 128 KiB.
+
+    Behind a proxy the transport drains at once whatever the link does; there the rate at which bulk arrives counts.
 
     Attributes:
         limit: the number of bytes.
@@ -181,6 +206,7 @@ class TransportLimit:
     def __init__(self) -> None:
         self.limit = LIMIT_START
         self.rate = 0.0
+        self._arriving = 0.0
 
     def drained(self, count: int, seconds: float) -> None:
         """The transport sent ``count`` bytes in ``seconds``; small counts say nothing about the rate."""
@@ -188,9 +214,22 @@ class TransportLimit:
             return
         rate = count / seconds
         self.rate = 0.8 * self.rate + 0.2 * rate if self.rate else rate
-        self.limit = max(LIMIT_MIN, min(LIMIT_MAX, int(self.rate * DRAIN_TIME)))
+        self._set()
+
+    def arriving(self, rate: float) -> None:
+        """Bulk arrives at the far end with ``rate`` (bytes/s)."""
+        self._arriving = rate
+        self._set()
+
+    def _set(self) -> None:
+        self.limit = max(LIMIT_MIN, min(LIMIT_MAX, int(self._known * DRAIN_TIME)))
+
+    @property
+    def _known(self) -> float:
+        """The slower of the rates that are known (bytes/s), 0 for none."""
+        return min((rate for rate in (self.rate, self._arriving) if rate), default=0.0)
 
     @property
     def frame_time(self) -> float:
         """How long the smallest bulk frame takes (s); 0 while the rate is unknown."""
-        return FRAME_MIN / self.rate if self.rate else 0.0
+        return FRAME_MIN / self._known if self._known else 0.0

@@ -62,8 +62,8 @@ class Receiver:
         self._fin_after_payload = 0
         self._events: list[Event] = []
 
-    def receive(self, data: bytes, now: float) -> list[Event]:
-        """What ``data`` from the peer means; nothing more once the session failed."""
+    def receive(self, data: bytes | memoryview, now: float) -> list[Event]:
+        """What ``data`` from the peer means, of which nothing is kept; nothing more once the session failed."""
         if self.failed:
             return []
         events = self._events = []
@@ -74,7 +74,7 @@ class Receiver:
             events.append(SessionFailed(error, error.go_away))
         return events
 
-    def _parse(self, data: bytes, now: float) -> None:
+    def _parse(self, data: bytes | memoryview, now: float) -> None:
         if self._partial:
             data, self._partial = self._partial + data, b""
         position, end = 0, len(data)
@@ -82,19 +82,19 @@ class Receiver:
             if self._payload_left:
                 position += self._take_payload(data, position, end)
             elif end - position < HEADER_SIZE:
-                self._partial = data[position:]
+                self._partial = bytes(data[position:])
                 return
             else:
                 version, type_, flags, stream_id, length = unpack_header(data, position)
                 position += HEADER_SIZE
                 self._on_header(version, type_, flags, stream_id, length, now)
 
-    def _take_payload(self, data: bytes, position: int, end: int) -> int:
+    def _take_payload(self, data: bytes | memoryview, position: int, end: int) -> int:
         count = min(self._payload_left, end - position)
         self._payload_left -= count
         stream = self._payload_of
         if stream is not None and stream.state is not State.RESET:
-            chunk = data if count == len(data) else data[position : position + count]
+            chunk = bytes(data if count == len(data) else data[position : position + count])
             self._events.append(DataReceived(stream, chunk))
         if not self._payload_left:
             self._payload_of = None
@@ -219,6 +219,8 @@ class Receiver:
         elif flags & _ACK:
             round_trip = self.sender.delay.pong_received(value, now, self.sender.limit.frame_time)
             if round_trip is not None:
+                if self.sender.delay.rate:
+                    self.sender.limit.arriving(self.sender.delay.rate)
                 self._events.append(PongReceived(round_trip))
 
     def _on_go_away(self, code: int) -> None:

@@ -135,9 +135,16 @@ class SessionPair:
         arrived: streams the peer opened, by which session got them.
     """
 
-    def __init__(self, *, config: SessionConfig | None = None, pull: bool = True, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        config: SessionConfig | None = None,
+        pull: bool = True,
+        clock: Clock | None = None,
+        carriers: CarrierPair | None = None,
+    ) -> None:
         self.clock = clock or Clock()
-        self.carriers = CarrierPair(pull=pull)
+        self.carriers = carriers or CarrierPair(pull=pull)
         config = config or SessionConfig()
         self.client = MuxSession(self.carriers.a, client=True, config=config, clock=self.clock)
         self.server = MuxSession(self.carriers.b, client=False, config=config, clock=self.clock)

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from localai_dist.mux.pacing import BASE_PERIOD, CAP_MIN, CAP_START, LIMIT_MAX, LIMIT_MIN, DelayCap, TransportLimit
+from localai_dist.mux.pacing import (
+    BASE_PERIOD,
+    CAP_MIN,
+    CAP_START,
+    CAP_STEP,
+    LIMIT_MAX,
+    LIMIT_MIN,
+    DelayCap,
+    TransportLimit,
+)
 from localai_dist.units import KiB, MiB
 
 
@@ -27,8 +36,32 @@ class DelayCapTests(SynchronousTestCase):
         cap = DelayCap()
         for number in range(20):
             before = cap.cap
-            self.measure(cap, 0.1 * number, 0.200 if number % 3 == 2 else 0.001)
-            self.assertGreater(cap.cap, before)
+            late = number % 3 == 2
+            self.measure(cap, 0.1 * number, 0.200 if late else 0.001)
+            self.assertEqual(cap.cap > before, not late)
+            self.assertGreaterEqual(cap.cap, before)
+
+    def test_grows_gently_near_the_target(self) -> None:
+        """With a little delay the cap grows by a step, not by a quarter; an old good measurement does not let it."""
+        cap = DelayCap()
+        self.measure(cap, 0.0, 0.020)
+        before = cap.cap
+        self.measure(cap, 0.1, 0.023)
+        self.assertEqual(cap.cap, before + max(CAP_STEP, before // 16))
+        before = cap.cap
+        self.measure(cap, 0.2, 0.026)
+        self.assertEqual(cap.cap, before)
+
+    def test_rate_of_arrival(self) -> None:
+        """Two answered pings tell how fast bulk arrives; a few bytes between them say nothing."""
+        cap = DelayCap()
+        for number in range(3):
+            cap.bulk_sent(600 * KiB)
+            self.measure(cap, 0.05 * number, 0.020)
+        self.assertTrue(11e6 < cap.rate < 13e6, cap.rate)
+        cap.bulk_sent(1 * KiB)
+        self.measure(cap, 0.3, 0.020)
+        self.assertTrue(11e6 < cap.rate < 13e6, cap.rate)
 
     def test_delay_that_is_not_ours(self) -> None:
         """A delay that stays at the smallest cap becomes the base, so that bulk does not starve behind it."""
@@ -69,8 +102,22 @@ class DelayCapTests(SynchronousTestCase):
         cap.bulk_sent(10)
         cap.pong_received(value, 0.01, 0.0)
         self.assertEqual(cap.under_way, 10)
-        cap.bulk_credited(4 * MiB)
+        cap.bulk_credited(64 * KiB)
         self.assertEqual(cap.under_way, 0)
+
+    def test_a_larger_window_is_not_taken_for_arrival(self) -> None:
+        """Credit that was the window growing lets little through, and the next answered ping sets the count right."""
+        cap = DelayCap()
+        first = cap.ping_sent(0.0)
+        cap.bulk_sent(2 * MiB)
+        second = cap.ping_sent(0.01)
+        cap.bulk_sent(1 * MiB)
+        cap.pong_received(first, 0.02, 0.0)
+        cap.bulk_credited(4 * MiB)
+        self.assertEqual(cap.under_way, 2 * MiB)
+        cap.bulk_credited(2 * MiB)
+        cap.pong_received(second, 0.03, 0.0)
+        self.assertEqual(cap.under_way, 1 * MiB)
 
     def test_unknown_pong_is_ignored(self) -> None:
         """An answer to no ping of ours measures nothing; an answered ping settles the older ones."""
@@ -96,3 +143,14 @@ class TransportLimitTests(SynchronousTestCase):
             limit.drained(16 * KiB, 1.0)
         self.assertEqual(limit.limit, LIMIT_MIN)
         self.assertGreater(limit.frame_time, 0.5)
+
+    def test_behind_a_proxy(self) -> None:
+        """A transport that drains at once says little: the slower rate of the two sets the message size (MUX-15)."""
+        limit = TransportLimit()
+        limit.drained(64 * KiB, 1e-6)
+        limit.arriving(12e6)
+        self.assertEqual(limit.limit, 24_000)
+        limit.drained(64 * KiB, 0.064)
+        for _ in range(100):
+            limit.drained(64 * KiB, 0.064)
+        self.assertEqual(limit.limit, LIMIT_MIN)
