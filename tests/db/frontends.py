@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from io import BytesIO
 from typing import Any
 
 from twisted.internet.defer import Deferred
-from twisted.web.client import Agent, readBody
+from twisted.web.client import Agent, FileBodyProducer, readBody
 from twisted.web.http_headers import Headers
 
 from localai_dist import __version__
+from localai_dist.health.departure import SUBSCRIBERS, Departures
+from localai_dist.health.monitor import HealthMonitor
 from localai_dist.httpapi.site import make_site
 from localai_dist.ids import InstanceId, NodeId
 from localai_dist.net import websocket
@@ -238,6 +241,12 @@ class FrontendsCase(DatabaseTestCase):
         return await self.pool_.fetch_one("select * from node_connections where node_id = %(n)s", {"n": node})
 
 
+def monitor_of(nodes: Nodes, ownership: Ownership, *, clock: Any = reactor) -> HealthMonitor:
+    """A health monitor whose departures nobody hears."""
+    departures = Departures({name: lambda departure: None for name in SUBSCRIBERS})
+    return HealthMonitor(nodes, ownership, departures, clock=clock, grace=GRACE)
+
+
 def echo(stream: MuxStream) -> None:
     """The worker's end of one stream: says ok, then sends back what comes."""
 
@@ -257,8 +266,4 @@ class _Echo(Recorder):
 
 
 def _body(value: Any) -> Any:
-    from io import BytesIO
-
-    from twisted.web.client import FileBodyProducer
-
     return FileBodyProducer(BytesIO(json.dumps(value).encode()))
