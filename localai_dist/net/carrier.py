@@ -12,8 +12,8 @@ from twisted.python.failure import Failure
 class CarrierUser(Protocol):
     """What a carrier calls: the session."""
 
-    def bytes_received(self, data: bytes) -> None:
-        """Bytes of the peer arrived; how they were cut into messages is invisible."""
+    def bytes_received(self, data: bytes | memoryview) -> None:
+        """Bytes of the peer arrived, valid during the call only; how they were cut into messages is invisible."""
 
     def carrier_drained(self) -> None:
         """Everything given to ``send`` has left for the kernel."""

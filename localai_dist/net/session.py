@@ -154,7 +154,7 @@ class MuxSession:
 
     # -- called by the carrier -------------------------------------------------------------------------------------
 
-    def bytes_received(self, data: bytes) -> None:
+    def bytes_received(self, data: bytes | memoryview) -> None:
         """Bytes of the peer arrived."""
         if not self.is_open:
             return

@@ -12,6 +12,9 @@ NOTSENT: Final = 128 * KiB
 """Unsent bytes the kernel holds before it says the socket is full; 16 KiB doubles the delay. Source: traffic-classes
 rule 4."""
 
+READ_SIZE: Final = 256 * KiB
+"""What one read of a tunnel's socket takes at most. Source: traffic-classes rule 9."""
+
 
 def tune(transport: Any) -> None:
     """

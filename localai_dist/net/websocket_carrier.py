@@ -7,7 +7,7 @@ the peer's at most 1 MiB + 4 KiB (close 1009 above). All timers are ours; autoba
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from autobahn.twisted.websocket import WebSocketClientProtocol, WebSocketServerProtocol
@@ -18,10 +18,9 @@ from twisted.python.failure import Failure
 
 from localai_dist.net.carrier import CarrierUser
 from localai_dist.net.errors import DialRefused
-from localai_dist.net.sockets import tune
-from localai_dist.units import KiB, MiB
+from localai_dist.net.sockets import READ_SIZE, tune
+from localai_dist.net.websocket_frames import MESSAGE_MAX, FramedWire
 
-MESSAGE_MAX: Final = 1 * MiB + 4 * KiB
 CLOSE_WAIT: Final = 5.0
 """The peer has this long (s) to answer a close; then the connection is dropped."""
 
@@ -65,19 +64,24 @@ class WebSocketCarrier:
         """The upgrade is complete on this end."""
         tune(self._wire.transport)
         self.pull = not ISSLTransport.providedBy(self._wire.transport)
+        if self.pull:
+            self._wire.transport.bufferSize = READ_SIZE
         self.opened.callback(None)
 
-    def message_received(self, payload: bytes, is_binary: bool) -> None:
-        """A whole message."""
+    def payload_received(self, payload: bytes | memoryview) -> None:
+        """A piece of a binary message, valid during the call only."""
         if self._closing:
             return
-        if not is_binary:
-            self._lost(ConnectionLost("the peer sent a text message, want binary"))
-            self._send_close(CLOSE_UNSUPPORTED, "want binary messages")
-        elif self._user is None:
-            self._early.append(payload)
+        if self._user is None:
+            self._early.append(bytes(payload))
         elif payload:
             self._user.bytes_received(payload)
+
+    def text_received(self) -> None:
+        """A text message: the peer does not speak our protocol."""
+        if not self._closing:
+            self._lost(ConnectionLost("the peer sent a text message, want binary"))
+            self._send_close(CLOSE_UNSUPPORTED, "want binary messages")
 
     def wire_closing(self) -> None:
         """A close frame was sent, for whatever reason: send nothing more, and don't wait for the peer for ever."""
@@ -116,7 +120,7 @@ class WebSocketCarrier:
     def send(self, parts: Sequence[bytes]) -> None:
         """Send ``parts`` as one binary message."""
         if not self._closing:
-            self._wire.sendMessage(b"".join(parts), isBinary=True)
+            self._wire.send_binary(parts)
 
     def close(self, code: int, text: str) -> None:
         """Send what was given, then the close frame; drop the connection if the peer does not follow."""
@@ -160,21 +164,22 @@ class WebSocketCarrier:
         """The transport is going; ``wire_closed`` tells."""
 
 
-class _Wire:
-    """What autobahn calls on both ends, passed on."""
+class _Wire(FramedWire):
+    """What autobahn and the data path call on both ends, passed on."""
 
     carrier: WebSocketCarrier
-    _dataReceived: Callable[[bytes], None]
 
-    def dataReceived(self, data: bytes) -> None:
-        # autobahn's own formats a debug line per read, which costs more than the read.
-        self._dataReceived(data)
+    def payload_received(self, payload: memoryview) -> None:
+        self.carrier.payload_received(payload)
 
     def onOpen(self) -> None:
         self.carrier.wire_opened()
 
     def onMessage(self, payload: bytes, isBinary: bool) -> None:
-        self.carrier.message_received(payload, isBinary)
+        if isBinary:
+            self.carrier.payload_received(payload)
+        else:
+            self.carrier.text_received()
 
     def sendCloseFrame(self, *args: Any, **kwargs: Any) -> None:
         super().sendCloseFrame(*args, **kwargs)  # type: ignore[misc]
@@ -187,6 +192,7 @@ class _Wire:
 class ClientWire(_Wire, WebSocketClientProtocol):  # type: ignore[misc]  # autobahn's own bases disagree
     """The dialling end."""
 
+    masks = True
     refusal: DialRefused | None = None
 
     def failHandshake(self, reason: str) -> None:
@@ -197,6 +203,8 @@ class ClientWire(_Wire, WebSocketClientProtocol):  # type: ignore[misc]  # autob
 
 class ServerWire(_Wire, WebSocketServerProtocol):  # type: ignore[misc]
     """The accepting end."""
+
+    masks = False
 
 
 def _refusal(wire: Any) -> DialRefused | None:
