@@ -197,4 +197,74 @@ ATTACKS: tuple[Attack, ...] = (
         reddens=("tests.roles.test_advertise.FoundTests.test_a_real_connect_toward_this_machine",),
         leaves_green=("tests.roles.test_advertise.FoundTests.test_the_address_toward_the_database",),
     ),
+    Attack(
+        name="stage-without-hashing",
+        file="localai_dist/worker/uploads.py",
+        old="        if found != target.sha256:\n            await self._wipe(entry)\n            return Unusable",
+        new="        if not found:\n            await self._wipe(entry)\n            return Unusable",
+        reddens=(
+            "tests.worker.test_lies.LiesTests.test_every_lie",
+            "tests.worker.test_uploads.PieceTests.test_wrong_content",
+            "tests/process/test_staging_depth.py::test_a_bit_turned_on_the_way_is_sent_again",
+        ),
+        leaves_green=(
+            "tests.worker.test_uploads.PieceTests.test_in_pieces",
+            "tests.staging.test_against_worker.AgainstWorkerTests.test_files_of_every_kind_arrive",
+        ),
+    ),
+    Attack(
+        name="trust-the-clients-offset",
+        file="localai_dist/wire/files.py",
+        old="    if range_.start != stored.size:\n        return WrongOffset(stored.size)\n",
+        new="",
+        reddens=(
+            "tests.wire.test_files",
+            "tests.worker.test_lies.LiesTests.test_every_lie",
+        ),
+        leaves_green=(
+            "tests.worker.test_uploads.PieceTests.test_in_pieces",
+            "tests.staging.test_against_worker.AgainstWorkerTests.test_files_of_every_kind_arrive",
+        ),
+    ),
+    Attack(
+        name="no-relay-for-staging",
+        file="localai_dist/relay/serve.py",
+        old="        session = self._held.get(request.node)\n",
+        new='        session = None if request.traffic == "b" else self._held.get(request.node)\n',
+        reddens=("tests/process/test_staging_depth.py::test_a_sharded_model_answers_and_one_without_a_shard_does_not",),
+        leaves_green=(
+            "tests.relay.test_forward",
+            "tests/process/test_staging_depth.py::test_a_bit_turned_on_the_way_is_sent_again",
+        ),
+    ),
+    Attack(
+        name="count-progress-per-file",
+        file="localai_dist/staging/upload.py",
+        old="        self._progress.sent(count)\n        self._hold.observe()\n",
+        new="        self._progress.sent(count)\n",
+        reddens=("tests.staging.test_upload.UploadTests.test_one_file_may_take_longer_than_the_base",),
+        leaves_green=(
+            "tests.staging.test_upload.UploadTests.test_a_new_file_arrives_whole_in_pieces",
+            "tests.staging.test_upload.UploadTests.test_silence_ends_it",
+        ),
+    ),
+    Attack(
+        name="believe-an-objects-name",
+        file="localai_dist/worker/object_cache.py",
+        old="    if sums.look(source).sha256 != sha256:\n",
+        new="    if not source.exists():\n",
+        reddens=("tests.staging.test_by_store.CacheTests.test_a_cached_file_that_was_changed_is_not_used",),
+        leaves_green=("tests.staging.test_by_store.ByStoreTests.test_a_second_run_moves_nothing",),
+    ),
+    Attack(
+        name="request-files-without-tombstones",
+        file="localai_dist/worker/quota.py",
+        old="        if self.is_over(request, now):\n",
+        new="        if self.is_over(request, now + 2 * TOMBSTONE):\n",
+        reddens=(
+            "tests.worker.test_quota.QuotaTests.test_a_released_request_is_over_for_an_hour",
+            "tests.staging.test_request_files.RequestFilesTests.test_a_requests_life",
+        ),
+        leaves_green=("tests.worker.test_quota.QuotaTests.test_the_limit_is_on_all_requests_together",),
+    ),
 )

@@ -13,6 +13,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from localai_dist.ids import NodeId
 from localai_dist.mux.classes import TrafficClass
 from localai_dist.reach import NoRoute, PeerUnreachable, Reconnecting, Refused, Unreached
+from localai_dist.staging import piece
 from localai_dist.staging.errors import HoldExpired, SourceChanged, UploadRefused
 from localai_dist.staging.hold_timer import HoldTimer
 from localai_dist.staging.piece import PieceBody
@@ -55,6 +56,34 @@ class UploadCase(SynchronousTestCase):
         kept = self.server.files[file.key]
         self.assertEqual(bytes(kept.data), content)
         self.assertEqual(kept.sha256, hashlib.sha256(content).hexdigest())
+
+
+class SlowServer(FileServer):
+    """
+    Takes a write every 4 s.
+
+    Attributes:
+        took: how long its last body took (s).
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self.clock = clock
+        self.took = 0.0
+
+    async def _take(self, kept: Kept, body: Any) -> None:
+        sink, begun = Sink(), self.clock.seconds()
+        write = sink.write
+
+        def slowly(data: bytes) -> None:
+            write(data)
+            body.pauseProducing()
+            self.clock.callLater(4.0, body.resumeProducing)
+
+        sink.write = slowly  # type: ignore[method-assign]
+        await body.startProducing(sink)
+        self.took = self.clock.seconds() - begun
+        kept.data += sink.data
 
 
 class UploadTests(UploadCase):
@@ -259,6 +288,22 @@ class UploadTests(UploadCase):
         self.failureResultOf(done, HoldExpired)
         self.assertIn("of 2.0 KiB done", self.progress.summary(40.0))
         self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def test_one_file_may_take_longer_than_the_base(self) -> None:
+        """
+        One slow file whose bytes move outlives the load's base; each byte that is taken counts, not each file (LOAD-3).
+        """
+        self.patch(piece, "READ", 100)
+        self.stager.piece = 4096
+        self.hold = HoldTimer(self.clock, base=20.0, stall=10.0)
+        slow = SlowServer(self.clock)
+        self.stager.http = slow
+        file = self.source()
+        done = Deferred.fromCoroutine(self.hold.run(self.stager.stage(NODE, [file], self.progress, self.hold)))
+        self.clock.pump([1.0] * 100)
+        self.successResultOf(done)
+        self.assertEqual(bytes(slow.files[file.key].data), CONTENT)
+        self.assertGreater(slow.took, 60)
 
     @settings(max_examples=60, deadline=None)
     @given(cuts=st.lists(st.integers(0, 500), max_size=12))

@@ -1,0 +1,175 @@
+"""A wire that breaks on command: a TCP proxy that counts bytes, cuts, falls silent, and flips bits."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from localai_dist.testing.cluster import Cluster
+from localai_dist.testing.members import Frontend, Worker
+
+READ = 256 * 1024
+
+
+class Wire:
+    """
+    A proxy in front of one address; its threads end with the process.
+
+    Attributes:
+        port: where it listens on 127.0.0.1.
+        carried: bytes that came in, from both sides together.
+        due: asked with each read whether the connection it came by shall be reset now.
+        flips: counts of ``carried`` at which one bit is turned.
+        cut: how many cuts there were.
+    """
+
+    def __init__(self, port: int) -> None:
+        self._target = ("127.0.0.1", port)
+        self._listening = socket.create_server(("127.0.0.1", 0), backlog=50)
+        self.port: int = self._listening.getsockname()[1]
+        self.carried = 0
+        self.due: Callable[[], bool] = lambda: False
+        self.flips: list[int] = []
+        self.cut = 0
+        self._lock = threading.Lock()
+        self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        self._dead: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        """As a frontend's address."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def reset(self) -> None:
+        """Cut every connection: both ends see a reset."""
+        with self._lock:
+            self._reset()
+
+    def fall_silent_behind(self) -> None:
+        """Cut the near ends only: those who dialled see it at once, behind the proxy nothing is heard any more."""
+        with self._lock:
+            pairs, self._pairs = self._pairs, []
+        for near, far in pairs:
+            self._dead.append(far)
+            _abort(near)
+
+    def close(self) -> None:
+        """No more connections."""
+        self._listening.close()
+        self.reset()
+        for silent in self._dead:
+            silent.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._listening.accept()
+            except OSError:
+                return
+            try:
+                far = socket.create_connection(self._target, timeout=5)
+            except OSError:
+                _abort(near)
+                continue
+            far.settimeout(None)
+            with self._lock:
+                self._pairs.append((near, far))
+            for source, sink in ((near, far), (far, near)):
+                source.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                threading.Thread(target=self._pump, args=(source, sink), daemon=True).start()
+
+    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
+        try:
+            while data := source.recv(READ):
+                sink.sendall(self._seen(data))
+            sink.shutdown(socket.SHUT_WR)
+        except OSError:
+            with self._lock:
+                for pair in self._pairs:
+                    if source in pair:
+                        self._pairs.remove(pair)
+                        for end in pair:
+                            _abort(end)
+                        break
+
+    def _seen(self, data: bytes) -> bytes:
+        with self._lock:
+            before, self.carried = self.carried, self.carried + len(data)
+            while self.flips and self.flips[0] < self.carried:
+                place = max(0, self.flips.pop(0) - before)
+                data = data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
+            if self.due():
+                self.cut += 1
+                raise ConnectionResetError
+        return data
+
+    def _reset(self) -> None:
+        pairs, self._pairs = self._pairs, []
+        for pair in pairs:
+            for end in pair:
+                _abort(end)
+
+
+def _abort(end: socket.socket) -> None:
+    """Close with a reset; a thread that waits for it wakes."""
+    try:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        end.shutdown(socket.SHUT_RD)
+    except OSError:
+        pass  # the other side was faster
+    end.close()
+
+
+class FragileCluster(Cluster):
+    """
+    A cluster whose workers and whose frontends reach a frontend by a wire each.
+
+    Attributes:
+        tunnels: the workers' wires, one for each frontend.
+        links: the peers' wires, one for each frontend.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.tunnels: list[Wire] = []
+        self.links: list[Wire] = []
+
+    def _frontend(self, index: int, port: int) -> Frontend:
+        made = super()._frontend(index, port)
+        self.tunnels.append(Wire(port))
+        self.links.append(Wire(port))
+        for wire in (self.tunnels[-1], self.links[-1]):
+            self._ends.callback(wire.close)
+        made.env["LOCALAI_DISTRIBUTED_ADVERTISE_ADDR"] = f"127.0.0.1:{self.links[-1].port}"
+        return made
+
+    def _worker(self, index: int) -> Worker:
+        made = super()._worker(index)
+        by_port = {frontend.url: wire.url for frontend, wire in zip(self.frontends, self.tunnels, strict=True)}
+        urls = [by_port[url] for url in made.env["LOCALAI_REGISTER_TO"].split(",")]
+        made.env["LOCALAI_REGISTER_TO"] = ",".join(urls)
+        return made
+
+
+def cut_together(wires: list[Wire], points: list[int]) -> None:
+    """Cut whichever of ``wires`` carries the byte, at each of ``points`` counted over all of them from now on."""
+    left, begun, lock = sorted(points), carried(wires), threading.Lock()
+
+    def due() -> bool:
+        with lock:
+            if not left or carried(wires) - begun <= left[0]:
+                return False
+            del left[0]
+            return True
+
+    for wire in wires:
+        wire.due = due
+
+
+def carried(wires: list[Wire]) -> int:
+    """Bytes all of them carried."""
+    return sum(wire.carried for wire in wires)

@@ -1,0 +1,417 @@
+"""Staging when the way breaks: cut anywhere, a frontend killed, bits turned; and what it costs in memory."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import random
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from localai_dist.testing.child import Child, checkout
+from localai_dist.testing.cluster import Cluster
+from localai_dist.testing.members import Frontend, Worker
+from localai_dist.testing.waiting import until
+from localai_dist.testing.web import Reply, ask
+from localai_dist.units import GiB, KiB, MiB
+from tests.process.faults import FragileCluster, Wire, carried, cut_together
+from tests.process.kit import open_folder, quick_plan, rows
+from tests.process.outside import links_of
+from tests.process.scripted import (
+    SERVED_WITHIN,
+    admin,
+    chat,
+    galleries,
+    owners,
+    pin,
+    reported,
+    serves,
+)
+
+QUESTION = "What is the capital of Kenya?"
+ANSWER = "The capital of Kenya is Nairobi."
+RESENT = 8 * MiB
+"""Bytes one cut may cost; the acceptance's number."""
+SEED = 20
+WORKERS = 3
+
+PATIENT = {"LOCALAI_MODEL_LOAD_WAIT": "0", "LOCALAI_WORKER_RECONNECT_GRACE": "90s"}
+"""Requests wait for the load; a worker cut often waits up to half a minute before it dials again."""
+
+_names = itertools.count(1)
+
+
+@contextmanager
+def fragile(**more: Any) -> Iterator[FragileCluster]:
+    """A started cluster on wires that break."""
+    with open_folder("depth") as folder:
+        more["frontend_env"] = {**galleries(folder), **PATIENT, **more.get("frontend_env", {})}
+        cluster = FragileCluster(quick_plan(folder / "state", models=["tiny-facts"], **more))
+        cluster.start()
+        try:
+            yield cluster
+        finally:
+            cluster.stop()
+            assert [child.name for child in cluster.children if child.is_alive()] == []
+
+
+@pytest.fixture(scope="module")
+def depot() -> Iterator[FragileCluster]:
+    """Two frontends, three workers."""
+    with fragile(workers=WORKERS) as cluster:
+        yield cluster
+
+
+def fresh(what: str) -> str:
+    """A model's name nobody had."""
+    return f"{what}-{next(_names)}"
+
+
+def padded(source: Path, target: Path, size: int) -> str:
+    """
+    A copy of ``source`` filled up to ``size`` bytes, one page in each MiB salted; its SHA-256.
+
+    llama.cpp ignores what follows the tensors; pages lost, doubled or in another order have another hash.
+    """
+    shutil.copyfile(source, target)
+    with target.open("r+b") as file:
+        for block in range(source.stat().st_size // MiB + 1, size // MiB):
+            file.seek(block * MiB)
+            file.write(hashlib.sha256(f"{target.name} {block}".encode()).digest() * 128)
+        file.truncate(size)
+    return sha256(target)
+
+
+def sha256(path: Path) -> str:
+    """The file's hash."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def serve(cluster: Cluster, name: str, file: str, more: str = "") -> None:
+    """Serve a file of the models folder as ``name`` by the engine."""
+    text = f"name: {name}\nbackend: llama-cpp\ncontext_size: 256\nthreads: 1\nparameters:\n  model: {file}\n{more}"
+    (cluster.state.models / f"{name}.yaml").write_text(text)
+    for frontend in cluster.frontends:
+        if frontend.is_alive():
+            until(f"{name} served by {frontend.name}", lambda it=frontend: serves(cluster, it, name), SERVED_WITHIN)
+
+
+def add(cluster: Cluster, name: str, size: int) -> str:
+    """Serve a padded tiny-facts as ``name``, which is also its file's name; its SHA-256."""
+    [source] = cluster.state.models.glob("tiny-facts-1m*.gguf")
+    digest = padded(source, cluster.state.models / f"{name}.gguf", size)
+    serve(cluster, name, f"{name}.gguf")
+    return digest
+
+
+def remote(worker: Worker, name: str, file: str = "") -> Path:
+    """Where a worker keeps a model's file, or will."""
+    return worker.models_dir / name / (file or f"{name}.gguf")
+
+
+def holder(cluster: Cluster, worker: Worker) -> Frontend:
+    """The frontend that holds a worker's tunnel, by the database."""
+    names = {frontend.name: frontend for frontend in cluster.frontends}
+    return until(f"an owner of {worker.name}", lambda: names.get(owners(cluster).get(worker.name, "")), 40)
+
+
+def other(cluster: Cluster, frontend: Frontend) -> Frontend:
+    """The other frontend."""
+    return next(it for it in cluster.frontends if it is not frontend)
+
+
+def ask_it(cluster: Cluster, frontend: Frontend, name: str, timeout: float = 60) -> Reply:
+    """The question, as long as it takes."""
+    body = {"model": name, "messages": [{"role": "user", "content": QUESTION}], "temperature": 0, "max_tokens": 32}
+    url = frontend.url + "/v1/chat/completions"
+    return ask(url, key=cluster.secrets.api_key, method="POST", body=body, timeout=timeout)
+
+
+def answered(reply: Reply) -> None:
+    """The model answered."""
+    assert reply.status == 200, reply.text
+    assert reply.json()["choices"][0]["message"]["content"] == ANSWER
+
+
+@contextmanager
+def asking(cluster: Cluster, frontend: Frontend, name: str) -> Iterator[Future[Reply]]:
+    """A question under way, in a thread of its own."""
+    with ThreadPoolExecutor(1) as pool:
+        yield pool.submit(ask_it, cluster, frontend, name, 300)
+
+
+def told(child: Child, name: str) -> list[tuple[str, int]]:
+    """What a frontend logged of a file's staging: ("interrupted" or "goes on", at which byte)."""
+    found = re.findall(rf"staging {name}\.gguf on node \S+ (interrupted|goes on) at (\d+) of", child.log.read_text())
+    return [(what, int(at)) for what, at in found]
+
+
+def resent(child: Child, name: str) -> list[int]:
+    """For each interruption: how many bytes of what the transport had taken had to be sent again."""
+    costs = []
+    events = told(child, name)
+    for (what, at), (then, offset) in itertools.pairwise(events):
+        if (what, then) == ("interrupted", "goes on"):
+            costs.append(at - offset)
+    return costs
+
+
+def unload(cluster: Cluster, name: str) -> None:
+    """The model is loaded nowhere."""
+    admin(cluster, "/backend/shutdown", "POST", {"model": name})
+
+
+# -- cuts ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("index", range(WORKERS))
+def test_a_tunnel_cut_at_random_bytes(depot: FragileCluster, index: int) -> None:
+    """The tunnel cut 10 times in all: each goes on, re-sends at most 8 MiB, and the hash is right (LOAD-11)."""
+    cuts, size = (4, 3, 3)[index], 96 * MiB
+    name, worker = fresh("tunnel"), depot.workers[index]
+    digest = add(depot, name, size)
+    pin(depot, name, index)
+    owner = holder(depot, worker)
+    broken_at(depot.tunnels, cuts, size, seed=SEED + index)
+    before, done = carried(depot.tunnels), sum(wire.cut for wire in depot.tunnels)
+    answered(ask_it(depot, owner, name, 120))
+    assert sum(wire.cut for wire in depot.tunnels) - done == cuts
+    assert sha256(remote(worker, name)) == digest
+    # Seen from the wire: the file once, and at most so much for each cut (the rest is heads, heartbeats, answers).
+    assert size < carried(depot.tunnels) - before < size + cuts * RESENT + size // 50
+    costs = [cost for frontend in depot.frontends for cost in resent(frontend, name)]
+    assert len(costs) >= cuts and all(-64 * KiB <= cost <= RESENT for cost in costs), costs
+
+
+def test_a_peer_link_cut_at_ten_random_bytes(depot: FragileCluster) -> None:
+    """The link between the frontends cut 10 times in one staging: the same, and the worker's tunnel lives (LOAD-11)."""
+    cuts, size = 10, 160 * MiB
+    name, worker = fresh("link"), depot.workers[0]
+    digest = add(depot, name, size)
+    pin(depot, name, 0)
+    owner = holder(depot, worker)
+    broken_at(depot.links, cuts, size, seed=SEED)
+    before = carried(depot.links)
+    answered(ask_it(depot, other(depot, owner), name, 120))
+    assert sum(wire.cut for wire in depot.links) == cuts
+    assert sha256(remote(worker, name)) == digest
+    assert size < carried(depot.links) - before < size + cuts * RESENT + size // 50
+    costs = resent(other(depot, owner), name)
+    assert len(costs) >= cuts and all(cost <= RESENT for cost in costs), costs
+    assert holder(depot, worker) is owner
+
+
+def broken_at(wires: list[Wire], cuts: int, size: int, *, seed: int) -> None:
+    """
+    Let ``wires`` cut at random bytes of a transfer of ``size`` bytes, in ``cuts`` equal parts of it one cut each.
+
+    Which wire carries it may change with each cut, so they are counted together.
+    """
+    chance = random.Random(seed)
+    cut_together(wires, [int((part + chance.random()) * size / cuts) for part in range(cuts)])
+
+
+@pytest.mark.parametrize("victim", ["loader", "owner"])
+def test_a_frontend_killed_at_random_bytes(depot: FragileCluster, victim: str) -> None:
+    """SIGKILL of the frontend that loads, or of the one that holds the tunnel: it goes on by itself (LOAD-11)."""
+    size, chance = 256 * MiB, random.Random(SEED)
+    name, worker = fresh(victim), depot.workers[1]
+    digest = add(depot, name, size)
+    pin(depot, name, 1)
+    owner = holder(depot, worker)
+    loader = other(depot, owner)
+    killed = loader if victim == "loader" else owner
+    left = other(depot, killed)
+    there = remote(worker, name)
+    before = carried(depot.tunnels)
+    with asking(depot, loader, name) as first, asking(depot, left, name) as second:
+        point = chance.uniform(0.2, 0.8) * size
+        until("the point of the kill", lambda: there.exists() and there.stat().st_size > point, 60, every=0.002)
+        killed.kill()
+        first_reply, second_reply = first.result(), second.result()
+    assert (first_reply if killed is not loader else second_reply).status == 200, second_reply.text
+    answered(second_reply)
+    assert sha256(there) == digest
+    assert size < carried(depot.tunnels) - before < size + RESENT + size // 50
+    assert rows(depot.database.url, "select count(*) from node_models where model_name = %s", name) == [(1,)]
+    killed.start()
+    until(f"{killed.name} ready", killed.is_ready, 60)
+    until("every tunnel", lambda: all(it.is_ready() for it in depot.workers), 60)
+
+
+def test_a_newer_tunnel_is_used_at_once() -> None:
+    """The worker has a new tunnel while the old one is only silent: staging goes on there, long before that is
+    noticed (LOAD-11)."""
+    with fragile(workers=1, frontends=1, frontend_env={"LOCALAI_TUNNEL_KEEPALIVE": "60s"}) as cluster:
+        [worker], [frontend], [wire] = cluster.workers, cluster.frontends, cluster.tunnels
+        name = fresh("silent")
+        digest = add(cluster, name, 128 * MiB)
+        there = remote(worker, name)
+        with asking(cluster, frontend, name) as reply:
+            until("the middle", lambda: there.exists() and there.stat().st_size > 40 * MiB, 60, every=0.002)
+            wire.fall_silent_behind()
+            began = time.monotonic()
+            answered(reply.result())
+        assert time.monotonic() - began < 20  # the frontend would have taken three minutes to find out by itself
+        assert sha256(there) == digest
+        [cost] = resent(frontend, name)
+        assert cost <= RESENT
+
+
+# -- bits ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_bit_turned_on_the_way_is_sent_again(depot: FragileCluster) -> None:
+    """A bit turned under way: the worker's hash says no, the file is sent again, and only then loaded (LOAD-16)."""
+    size = 48 * MiB
+    name, worker = fresh("flip"), depot.workers[2]
+    digest = add(depot, name, size)
+    pin(depot, name, 2)
+    owner = holder(depot, worker)
+    wire = depot.tunnels[depot.frontends.index(owner)]
+    wire.flips = [wire.carried + size // 2]
+    before = wire.carried
+    answered(ask_it(depot, owner, name, 120))
+    assert wire.flips == []
+    assert sha256(remote(worker, name)) == digest
+    assert wire.carried - before > 2 * size - 2 * MiB  # positive control: all of it went twice
+    assert "the worker threw away what it had (400)" in owner.log.read_text()
+
+
+def test_a_bit_turned_on_the_disk_is_found(depot: FragileCluster) -> None:
+    """A staged file that was changed on the worker's disk is not loaded: it is found and sent again (LOAD-16)."""
+    name, worker = fresh("rot"), depot.workers[2]
+    digest = add(depot, name, 24 * MiB)
+    pin(depot, name, 2)
+    answered(chat(depot, depot.frontends[0], name, QUESTION))
+    unload(depot, name)
+    there = remote(worker, name)
+    with there.open("r+b") as file:
+        file.seek(12 * MiB)
+        byte = file.read(1)[0]
+        file.seek(12 * MiB)
+        file.write(bytes([byte ^ 1]))
+    assert sha256(there) != digest
+    answered(chat(depot, depot.frontends[1], name, QUESTION))
+    assert sha256(there) == digest
+
+
+# -- what is staged --------------------------------------------------------------------------------------------------
+
+
+def test_a_whole_tree_is_staged_and_not_again(depot: FragileCluster) -> None:
+    """A folder with nested, empty, oddly named files and companions arrives as it is, once; what is missing is left
+    out with a warning, hash files stay behind (LOAD-13)."""
+    name, worker = fresh("tree"), depot.workers[0]
+    models = depot.state.models
+    tree = {"repo/a b/ü ß.bin": b"x" * 70_000, "repo/empty": b"", "repo/x/y/z/deep.json": b"{}", "repo/v.onnx": b"o"}
+    tree |= {"repo/v.onnx.json": b"{}", "proj.gguf": b"p", "tok/t.json": b"t", "lora one.gguf": b"l", "vae/v.bin": b"v"}
+    for relative, content in tree.items():
+        path = models / name / relative
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    for sidecar in ("repo/empty.sha256", "repo/v.onnx.sha256.target"):
+        (models / name / sidecar).write_bytes(b"0" * 64)
+    events = depot.state.root / f"{name}.events"
+    (models / f"{name}.yaml").write_text(
+        f"name: {name}\nbackend: test-backend\nparameters:\n  model: {name}/repo\nmmproj: {name}/proj.gguf\n"
+        f"tokenizer: {name}/tok\ndraft_model: {name}/none.gguf\n"
+        f"lora_adapters: ['{name}/lora one.gguf', '{name}/no.gguf']\n"
+        f"options: ['test:events={events}', 'vae_path:vae/v.bin', 'vae_dir:{name}/vae', 'size:12']\n"
+    )
+    for frontend in depot.frontends:
+        until(f"{name} served", lambda it=frontend: serves(depot, it, name), SERVED_WITHIN)
+    pin(depot, name, 0)
+    asked = other(depot, holder(depot, worker))
+    assert chat(depot, asked, name).status == 200
+    root = worker.models_dir / name / name
+    arrived = {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    kept = {key: value for key, value in arrived.items() if not key.endswith(".sha256")}
+    assert kept == tree
+    [load] = reported(events, "load")
+    assert (load["file"], load["path"]) == (str(root / "repo"), str(root.parent))
+    warned = [line for line in asked.log.read_text().splitlines() if f"{name} is loaded without" in line]
+    assert len(warned) == 1 and f"{name}/none.gguf, {name}/no.gguf" in warned[0]
+    stamps = {path: path.stat().st_mtime_ns for path in root.rglob("*")}
+    for frontend in depot.frontends:
+        unload(depot, name)
+        before = carried(depot.tunnels) + carried(depot.links)
+        assert chat(depot, frontend, name).status == 200
+        # Heads and answers only: two dozen files of which one alone is 70 kB.
+        assert carried(depot.tunnels) + carried(depot.links) - before < 60_000
+    assert {path: path.stat().st_mtime_ns for path in root.rglob("*")} == stamps
+
+
+def test_a_sharded_model_answers_and_one_without_a_shard_does_not(depot: FragileCluster) -> None:
+    """Seven shards are staged over the relay and answer; with one missing the load fails in the backend's own words
+    (LOAD-13, LOAD-19)."""
+    worker = depot.workers[0]
+    shards = sorted((checkout() / "tests" / "data" / "tiny-facts-shards").glob("*.gguf"))
+    assert len(shards) == 7
+    whole, broken = fresh("shards"), fresh("shards")
+    for name, lost in ((whole, None), (broken, shards[3])):
+        folder = depot.state.models / name
+        folder.mkdir()
+        for shard in shards:
+            if shard != lost:
+                shutil.copyfile(shard, folder / shard.name)
+        serve(depot, name, f"{name}/{shards[0].name}")
+        pin(depot, name, 0)
+    asked = other(depot, holder(depot, worker))
+    answered(chat(depot, asked, whole, QUESTION))
+    arrived = sorted((worker.models_dir / whole / whole).glob("*.gguf"))
+    assert [(it.name, sha256(it)) for it in arrived] == [(it.name, sha256(it)) for it in shards]
+    reply = chat(depot, asked, broken, QUESTION)
+    assert reply.status in (500, 502), reply.text
+    assert shards[3].name in reply.text, reply.text
+
+
+# -- memory ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("path", "size"), [("relay", 2 * GiB), ("owner", 1 * GiB)])
+def test_memory_stays_flat_and_a_big_model_answers(depot: FragileCluster, path: str, size: int) -> None:
+    """A padded model of gigabytes over either path: it answers, every daemon stays within 64 MB of its baseline, and
+    no body lies in a temporary file (LOAD-12, LOAD-19)."""
+    name, worker = fresh("big"), depot.workers[1]
+    digest = add(depot, name, size)
+    pin(depot, name, 1)
+    owner = holder(depot, worker)
+    asked = owner if path == "owner" else other(depot, owner)
+    small = fresh("small")
+    add(depot, small, 8 * MiB)
+    pin(depot, small, 1)
+    answered(chat(depot, asked, small, QUESTION))  # what a first load costs once is no part of this
+    daemons = [*depot.frontends, worker]
+    baseline = {child.name: memory(child, "VmRSS") for child in daemons}
+    for child in daemons:
+        Path(f"/proc/{child.pid}/clear_refs").write_text("5")  # the peak counts from here
+    there = remote(worker, name)
+    with asking(depot, asked, name) as reply:
+        until("the first bytes", lambda: there.exists() and there.stat().st_size > 0, 60, every=0.01)
+        for share in (0.25, 0.5, 0.75):
+            until(f"{share:.0%}", lambda at=share: there.stat().st_size > at * size, 180, every=0.02)
+            spooled = [link for child in daemons for link in links_of(child.pid) if "(deleted)" in link]
+            assert spooled == []
+        answered(reply.result())
+    peaks = {child.name: memory(child, "VmHWM") - baseline[child.name] for child in daemons}
+    print(f"{path} {size / GiB:.0f} GiB: peaks over the baseline {peaks}")
+    assert all(peak <= 64 * MiB for peak in peaks.values()), peaks
+    assert sha256(there) == digest
+    assert told(asked, name) == []
+    unload(depot, name)
+
+
+def memory(child: Child, row: str) -> int:
+    """A row of the kernel's memory account of a process (bytes)."""
+    lines = dict(line.split(":", 1) for line in Path(f"/proc/{child.pid}/status").read_text().splitlines())
+    return int(lines[row].split()[0]) * KiB
