@@ -158,9 +158,9 @@ class FrontendsCase(DatabaseTestCase):
         return NodeId(answer["id"]), answer["tunnel_token"]
 
     async def dial(
-        self, at: Frontend, node: str, token: str | None, *, query: str | None = None, **headers: str
+        self, at: Frontend, node: str, token: str | None, *, query: str | None = None, says: bytes = b"", **headers: str
     ) -> MuxSession:
-        """Dial the tunnel's door; the worker's end of the tunnel echoes on every stream."""
+        """Dial the tunnel's door; the worker's end of the tunnel echoes on every stream, with ``says`` before it."""
         given = {name.replace("_", "-"): value for name, value in headers.items()}
         if token is not None:
             given = {AUTHORIZATION: authorization(token), **given}
@@ -170,7 +170,7 @@ class FrontendsCase(DatabaseTestCase):
             headers=given,
             client=True,
             config=CONFIG,
-            on_stream=echo,
+            on_stream=lambda stream: echo(stream, says),
         )
         self.sessions.append(session)
         return session
@@ -199,14 +199,14 @@ class FrontendsCase(DatabaseTestCase):
         self.sessions.append(session)
         return session
 
-    async def works(self, at: Frontend, node: NodeId, *, within: float = 5.0) -> None:
-        """A request through ``at`` reaches the worker and comes back."""
+    async def works(self, at: Frontend, node: NodeId, *, within: float = 5.0, says: bytes = b"") -> None:
+        """A request through ``at`` reaches the worker and comes back, from the one that ``says`` that."""
         deadline = reactor.seconds() + within
         stream = await at.forwarder.open(node, GrpcTarget("127.0.0.1:20000"), deadline=deadline)
         recorder = Recorder()
         stream.start(recorder)
         stream.write(b"hello")
-        await until(lambda: recorder.data == b"hello", f"the answer through {at.instance}")
+        await until(lambda: recorder.data == says + b"hello", f"the answer through {at.instance}")
         stream.abortConnection()
 
     async def http(
@@ -247,13 +247,14 @@ def monitor_of(nodes: Nodes, ownership: Ownership, *, clock: Any = reactor) -> H
     return HealthMonitor(nodes, ownership, departures, clock=clock, grace=GRACE)
 
 
-def echo(stream: MuxStream) -> None:
-    """The worker's end of one stream: says ok, then sends back what comes."""
+def echo(stream: MuxStream, says: bytes = b"") -> None:
+    """The worker's end of one stream: says ok, then sends back what comes, ``says`` before it."""
 
     async def serve() -> None:
         stream.accept()
         await read_frame(stream, clock=reactor, timeout=5)
         write_frame(stream, b"ok")
+        stream.write(says)
         stream.start(_Echo())
 
     Deferred.fromCoroutine(serve()).addErrback(lambda failure: None)

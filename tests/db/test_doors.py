@@ -29,7 +29,7 @@ class TunnelDoorTests(FrontendsCase):
         await self.begin()
         answer = await self.register(self.a)
         node, token = NodeId(answer["id"]), answer["tunnel_token"]
-        other = {"X_LocalAI_Dist_Version": "9.9.9", "Origin": EVIL}
+        other: dict[str, Any] = {"X_LocalAI_Dist_Version": "9.9.9", "Origin": EVIL}
         # Every dial breaks the later rules as well, so that the order is what decides.
         await self.refused(401, self.dial(self.a, "", None, query="", **other))
         await self.refused(401, self.dial(self.a, "", None, query="", Authorization="Bearer ", **other))
@@ -394,6 +394,28 @@ class RelayTests(FrontendsCase):
         for _ in range(20):
             await self.works(self.a, node)  # each ends with a reset
         self.assertEqual(list(self.a.peers._links.values()), [link])
+
+    async def test_the_first_call_after_an_outage(self) -> None:
+        """
+        A call that failed while the tunnel was away costs the next one nothing: it works at once when the owner's row
+        is back, wherever that is, and reaches that worker, not another one at the same backend address (BR-026).
+        """
+        await self.begin()
+        (one, token), (two, other) = await self.approved(self.a), await self.approved(self.a, "gpu-2")
+        await self.dial(self.b, two, other, says=b"two:")
+        await self.held(self.b, two)
+        for turn in range(6):
+            at = (self.a, self.b)[turn % 2]
+            tunnel = await self.dial(at, one, token, says=b"one:")
+            await self.held(at, one)
+            for frontend in (self.a, self.b):
+                await self.works(frontend, one, within=2.0, says=b"one:")
+                await self.works(frontend, two, within=2.0, says=b"two:")
+            tunnel.abort(Exception("the outage"))
+            await until(lambda at=at: at.held.get(one) is None, "it is noticed")  # type: ignore[misc]
+            for frontend in (self.a, self.b):
+                error = await self.assert_raises(Unreached, self.works(frontend, one, within=2.0))
+                self.assertIsInstance(error.outcome, reach.Reconnecting | reach.PeerUnreachable)
 
     async def test_every_condition_by_name(self) -> None:
         """Never dialled, reconnecting, departed and an owner out of reach are told apart over the real registry."""
