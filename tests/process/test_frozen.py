@@ -1,0 +1,222 @@
+"""
+A worker stopped in the middle of a big transfer: nobody in between fills up, and it goes on where it was.
+
+The knobs are the real ones (keepalive 5 s and 15 s), with one file on the owner's path and one over the relay at the
+same time: 512 MiB each in ``make test``, the 2 GiB that MUX-14 names in ``make test-slow``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from localai_dist.testing.child import Child
+from localai_dist.testing.cluster import Cluster, Plan
+from localai_dist.testing.members import Worker
+from localai_dist.testing.waiting import until
+from localai_dist.testing.web import Reply, ask
+from localai_dist.units import GiB, MiB
+from tests.process.kit import open_folder, quick_plan, rows, running
+from tests.process.outside import moved
+from tests.process.scripted import owners, pin
+from tests.process.test_staging import add, sha256, staged
+
+SIZES = [512 * MiB, pytest.param(2 * GiB, marks=pytest.mark.slow)]
+WITHIN = 64 * MiB
+"""What a process in between may grow by while a worker stands still (bytes). Source: MUX-14."""
+
+QUESTION = "What is the capital of Kenya?"
+ANSWER = "The capital of Kenya is Nairobi."
+BOUND = 300.0
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """
+    One model on its way.
+
+    Attributes:
+        worker: where it goes.
+        file: its name there.
+        digest: its SHA-256.
+        size: its length (bytes).
+        reply: the answer of the request that wants it.
+    """
+
+    worker: Worker
+    file: str
+    digest: str
+    size: int
+    reply: Future[Reply]
+
+    @property
+    def there(self) -> int:
+        """How many bytes the worker has."""
+        found = [path for path in self.worker.models_dir.rglob(self.file) if path.is_file()]
+        return found[0].stat().st_size if found else 0
+
+
+@pytest.fixture(scope="module")
+def yard() -> Iterator[Cluster]:
+    """Two frontends, each holding the tunnel of one of two workers; no knob is shortened."""
+    with open_folder("frozen") as folder:
+        plan = Plan(
+            state=folder / "state",
+            models=["tiny-facts"],
+            durable=False,
+            frontend_env={"LOCALAI_MODEL_LOAD_WAIT": f"{BOUND}s"},
+        )
+        with running(plan) as cluster:
+            yield cluster
+
+
+def wanted(cluster: Cluster, name: str) -> Reply:
+    """A chat with a model at the first frontend, which has it loaded first."""
+    body = {"model": name, "messages": [{"role": "user", "content": QUESTION}], "temperature": 0, "max_tokens": 32}
+    url = cluster.frontends[0].url + "/v1/chat/completions"
+    return ask(url, key=cluster.secrets.api_key, method="POST", body=body, timeout=BOUND)
+
+
+@contextmanager
+def transfers(cluster: Cluster, names: list[str], size: int) -> Iterator[list[Transfer]]:
+    """One file to each worker at the same time, each in its first half when this goes on."""
+    told = []
+    for number, name in enumerate(names):
+        file, digest = add(cluster, name, size)
+        pin(cluster, name, number)
+        told.append((cluster.workers[number], file.name, digest, name))
+    with ThreadPoolExecutor(len(names)) as pool:
+        under_way = [
+            Transfer(worker, file, digest, size, pool.submit(wanted, cluster, name))
+            for worker, file, digest, name in told
+        ]
+        try:
+            for transfer in under_way:
+                until(f"bytes of {transfer.file}", lambda it=transfer: it.there > size // 20, 60, every=0.01)
+            yield under_way
+        finally:
+            for transfer in under_way:
+                transfer.worker.thaw()
+
+
+def memory_of(child: Child) -> int:
+    """Resident bytes of a process."""
+    lines = dict(line.split(":", 1) for line in Path(f"/proc/{child.pid}/status").read_text().splitlines())
+    return int(lines["VmRSS"].split()[0]) * 1024
+
+
+def stand_still(cluster: Cluster, seconds: float) -> dict[str, int]:
+    """Both workers are stopped for so long; the most each frontend's memory was meanwhile."""
+    most = {frontend.name: 0 for frontend in cluster.frontends}
+    for worker in cluster.workers:
+        worker.freeze()
+    end = time.monotonic() + seconds
+
+    def watched() -> bool:
+        for frontend in cluster.frontends:
+            most[frontend.name] = max(most[frontend.name], memory_of(frontend))
+        return time.monotonic() >= end
+
+    until("the end of the standstill", watched, seconds + 10, every=0.1)
+    return most
+
+
+def finished(transfer: Transfer) -> None:
+    """The transfer completed: the model answers, and every byte is right."""
+    reply = transfer.reply.result(BOUND)
+    assert reply.status == 200, reply.text
+    assert reply.json()["choices"][0]["message"]["content"] == ANSWER
+    assert transfer.there == transfer.size
+    assert sha256(staged(transfer.worker, transfer.file)) == transfer.digest
+
+
+def on_both_paths(cluster: Cluster) -> None:
+    """The first frontend reaches one worker over its own tunnel and the other over its peer."""
+    assert sorted(owners(cluster).values()) == [frontend.name for frontend in cluster.frontends]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_eight_seconds_of_standstill(yard: Cluster, size: int) -> None:
+    """Both workers stopped for 8 s mid-transfer: memory stays put, both files complete (MUX-14, BR-009)."""
+    on_both_paths(yard)
+    sessions = [line for worker in yard.workers for line in tunnel_lines(worker)]
+    baseline = {frontend.name: memory_of(frontend) for frontend in yard.frontends}
+    with transfers(yard, [f"still-{size}-{number}" for number in (0, 1)], size) as under_way:
+        for worker in yard.workers:
+            worker.freeze()
+        at = [transfer.there for transfer in under_way]
+        assert all(there < size for there in at)
+        sent = moved(yard.frontends[0].pid)[0]
+        most = stand_still(yard, 8.0)
+        # The sender stopped reading its files too: what it read meanwhile is bounded by windows and its own buffers.
+        assert moved(yard.frontends[0].pid)[0] - sent < WITHIN
+        for worker in yard.workers:
+            worker.thaw()
+        for transfer in under_way:
+            finished(transfer)
+    for name, before in baseline.items():
+        assert most[name] - before < WITHIN, f"{name} grew by {(most[name] - before) / MiB:.0f} MiB"
+    # The tunnels were never lost.
+    assert [line for worker in yard.workers for line in tunnel_lines(worker)] == sessions
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_thirty_seconds_are_a_death(yard: Cluster, size: int) -> None:
+    """Stopped for 30 s: both ends call the tunnel dead, the worker redials, staging resumes (MUX-14, BR-010)."""
+    on_both_paths(yard)
+    baseline = {frontend.name: memory_of(frontend) for frontend in yard.frontends}
+    written = [moved(worker.pid)[1] for worker in yard.workers]
+    with transfers(yard, [f"dead-{size}-{number}" for number in (0, 1)], size) as under_way:
+        for worker in yard.workers:
+            worker.freeze()
+        at = [transfer.there for transfer in under_way]
+        assert all(there < size for there in at)
+        began = time.monotonic()
+        lost = "select count(*) from node_connections where owner_instance_id is null or disconnected_at is not null"
+        yard.wait_for("both tunnels given up", lambda: rows(yard.database.url, lost) == [(2,)], 20)
+        # Three keepalive intervals of silence and a second; the stop itself and the last byte may lie 5 s apart.
+        assert 9 < time.monotonic() - began < 17
+        most = stand_still(yard, 30 - (time.monotonic() - began))
+        for worker in yard.workers:
+            worker.thaw()
+        for transfer in under_way:
+            finished(transfer)
+    for name, before in baseline.items():
+        assert most[name] - before < WITHIN, f"{name} grew by {(most[name] - before) / MiB:.0f} MiB"
+    # Resumed, not repeated: over both sessions each worker wrote its file once.
+    for worker, before in zip(yard.workers, written, strict=True):
+        assert moved(worker.pid)[1] - before < size + WITHIN
+
+
+def tunnel_lines(worker: Worker) -> list[str]:
+    """What a worker's log says of its tunnel coming and going."""
+    return [line for line in worker.log.read_text(errors="replace").splitlines() if "tunnel" in line]
+
+
+@pytest.mark.parametrize("stopping", ["frontend", "worker"])
+def test_shutdown_beside_a_frozen_peer(stopping: str) -> None:
+    """A daemon told to stop while its peer stands still with full buffers ends within its bound (BR-101)."""
+    with (
+        open_folder("frozen-stop") as folder,
+        running(quick_plan(folder / "state", frontends=1, workers=1, models=["tiny-facts"])) as cluster,
+    ):
+        [frontend], [worker] = cluster.frontends, cluster.workers
+        file, _ = add(cluster, "halfway", 512 * MiB)
+        still, ending = (worker, frontend) if stopping == "frontend" else (frontend, worker)
+        with ThreadPoolExecutor(1) as pool:
+            reply = pool.submit(wanted, cluster, "halfway")
+            until("its first bytes", lambda: any(p.stat().st_size for p in worker.models_dir.rglob(file.name)), 60)
+            still.freeze()
+            ending.terminate()
+            # All of a drain takes 6 s at these knobs, then the process is gone.
+            ending.wait_ended(9.0)
+            still.thaw()
+            if stopping == "worker":
+                frontend.kill()
+            assert reply.result(30).status in (0, 500, 503)
