@@ -13,7 +13,7 @@ from typing import Any
 
 from twisted.internet.address import IPv4Address
 from twisted.internet.error import ConnectionAborted, ConnectionDone, ConnectionLost
-from twisted.internet.interfaces import IConsumer, IPushProducer, IReactorTime, ITCPTransport
+from twisted.internet.interfaces import IConsumer, IHalfCloseableProtocol, IPushProducer, IReactorTime, ITCPTransport
 from twisted.internet.protocol import Protocol
 from twisted.internet.task import Clock
 from twisted.python.failure import Failure
@@ -44,6 +44,7 @@ class SlowTransport:
         self.disconnecting = False
         self.disconnected = False
         self.aborted = False
+        self.write_closed = False
         self.written = 0
         self._streaming = False
         self._producer_paused = False
@@ -92,13 +93,16 @@ class SlowTransport:
         if self._delivering or self.protocol is None:
             return
         self._delivering = True
+        half_closes = IHalfCloseableProtocol.providedBy(self.protocol)
         try:
             while self._incoming and self.reading and not self.disconnected:
                 data = self._incoming.popleft()
-                if data is None:
-                    self.lose(ConnectionDone())
-                else:
+                if data is not None:
                     self.protocol.dataReceived(data)
+                elif half_closes and not self.disconnecting:
+                    self.protocol.readConnectionLost()
+                else:
+                    self.lose(ConnectionDone())
         finally:
             self._delivering = False
 
@@ -110,7 +114,7 @@ class SlowTransport:
 
     def write(self, data: bytes) -> None:
         """Take ``data``, pausing the producer above the capacity."""
-        if self.disconnected or self.aborted or (self.disconnecting and self.producer is None):
+        if self.disconnected or self.aborted or self.write_closed or (self.disconnecting and self.producer is None):
             return
         self.buffer += data
         self.written += len(data)
@@ -165,7 +169,8 @@ class SlowTransport:
         self.loseConnection()
 
     def loseWriteConnection(self) -> None:
-        """Not modelled: nothing we carry half-closes TCP."""
+        """End our direction once drained."""
+        self.write_closed = True
 
     def getPeer(self) -> IPv4Address:
         """A made-up address."""
@@ -206,12 +211,13 @@ class TransportPair:
             if source.buffer and sink.reading and sink.protocol is not None:
                 sink.deliver(source.drain())
                 moved = True
-            if source.disconnected and not self._told[id(source)]:
+            if source.aborted and source.disconnected and not sink.disconnected:
+                sink.lose(ConnectionLost())
+                moved = True
+            over = source.disconnected or (source.write_closed and not source.buffer)
+            if over and not self._told[id(source)]:
                 self._told[id(source)] = moved = True
-                if source.aborted:
-                    sink.lose(ConnectionLost())
-                else:
-                    sink.end_of_data()
+                sink.end_of_data()
         return moved
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from twisted.internet.error import ConnectionDone
-from twisted.internet.interfaces import IPushProducer
+from twisted.internet.interfaces import IHalfCloseableProtocol, IPushProducer
 from zope.interface import implementer
 
 from localai_dist.testing.memory import Recorder
@@ -29,6 +29,7 @@ class Connected:
         attach: ties a protocol to a transport.
         settle: moves bytes until nothing happens any more.
         close: ends everything the maker made.
+        half_closes: one direction may end and the other go on; a splice ends both at the first.
     """
 
     near: Any
@@ -36,6 +37,22 @@ class Connected:
     attach: Callable[[Any, Any], None]
     settle: Callable[[], None]
     close: Callable[[], None]
+    half_closes: bool = True
+
+
+@implementer(IHalfCloseableProtocol)
+class HalfRecorder(Recorder):
+    """A recorder that wants to hear of half-closes."""
+
+    read_lost = write_lost = False
+
+    def readConnectionLost(self) -> None:
+        """The far side sends no more."""
+        self.read_lost = True
+
+    def writeConnectionLost(self) -> None:
+        """Our end was sent."""
+        self.write_lost = True
 
 
 class _Case(Protocol):
@@ -160,6 +177,33 @@ class StreamSuite:
         made.settle()
         self.assertEqual(len(far.data), 3 * MiB)
         self.assertTrue(far.lost.check(ConnectionDone))
+        made.close()
+
+    def test_half_close(self: Any) -> None:
+        """After one end's half-close the other direction goes on, a megabyte each way."""
+        made = self.make()
+        near, far = HalfRecorder(), HalfRecorder()
+        made.attach(made.near, near)
+        made.attach(made.far, far)
+        made.near.write(b"q" * MiB)
+        made.near.loseWriteConnection()
+        made.settle()
+        self.assertEqual(len(far.data), MiB)
+        if made.half_closes:
+            self.assertTrue(far.read_lost)
+            self.assertTrue(near.lost is None and far.lost is None)
+            made.far.write(b"a" * MiB)
+            made.far.loseConnection()
+            made.settle()
+            self.assertEqual(len(near.data), MiB)
+            made.near.loseConnection()
+            made.settle()
+        else:
+            made.far.loseConnection()
+            made.settle()
+        for recorder in (near, far):
+            assert recorder.lost is not None
+            self.assertTrue(recorder.lost.check(ConnectionDone))
         made.close()
 
     def test_abort_is_no_clean_end(self: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from twisted.internet.defer import Deferred, fail
@@ -12,8 +13,10 @@ from twisted.trial.unittest import SynchronousTestCase
 from zope.interface import implementer
 
 from localai_dist.mux.errors import SessionDead, StreamReset
-from localai_dist.net.errors import SessionLost, SessionSilent, StreamCutShort
-from localai_dist.net.splice import is_clean, splice, splice_stream_to_endpoint
+from localai_dist.mux.frame import Flag, FrameType, GoAway, encode
+from localai_dist.net.errors import SessionClosedHere, SessionLost, SessionSilent, StreamCutShort
+from localai_dist.net.splice import SpliceEnd, is_clean, splice, splice_stream_to_endpoint
+from localai_dist.net.stream import MuxStream
 from localai_dist.testing.memory import Recorder, SessionPair, SlowTransport
 from localai_dist.units import KiB, MiB
 
@@ -59,6 +62,7 @@ class EndingsTests(SynchronousTestCase):
             (StreamCutShort("cut", remote=True), False),
             (around_eof, False),
             (SessionSilent("silent"), False),
+            (SessionClosedHere("closed here"), True),
             (ConnectionLost(), False),
             (ValueError(), False),
         ):
@@ -171,6 +175,126 @@ class SpliceTests(SynchronousTestCase):
         self.pair.settle()
         self.assertTrue(self.tcp.aborted)
         self.assertTrue(self.client.lost.check(StreamReset))
+
+
+class CountingTransport(SlowTransport):
+    """Notes how it was ended."""
+
+    def __init__(self, clock: Any) -> None:
+        super().__init__(clock)
+        self.ends: list[str] = []
+
+    def loseConnection(self) -> None:
+        self.ends.append("closed")
+        super().loseConnection()
+
+    def abortConnection(self) -> None:
+        self.ends.append("aborted")
+        super().abortConnection()
+
+
+class EveryEndingTests(SynchronousTestCase):
+    """Each ending as it really happens, seen from the other side of the splice (MUX-16)."""
+
+    def end(self, how: Callable[[SessionPair, MuxStream, MuxStream], None]) -> tuple[SpliceEnd, CountingTransport]:
+        """Splice a stream to a TCP side, pass 48 KiB on, end the stream's side, let the TCP side follow."""
+        pair = SessionPair()
+        near, middle = pair.open()
+        near.start(Recorder())
+        tcp = CountingTransport(pair.clock)
+        tcp.protocol = Recorder()
+        told: list[SpliceEnd] = []
+        splice(middle, tcp).addCallback(told.append)
+        near.write(b"x" * 48 * KiB)
+        pair.settle()
+        how(pair, near, middle)
+        pair.settle()
+        self.assertEqual(len(tcp.ends), 1, "ended once")
+        if tcp.ends == ["closed"]:
+            self.assertEqual(told, [], "it is over only when the second side is")
+            self.assertEqual(len(self.drained(pair, tcp)), 48 * KiB)
+        pair.settle()
+        (end,) = told
+        self.assertTrue(tcp.disconnected)
+        self.assertEqual(len(tcp.ends), 1)
+        pair.close()
+        return end, tcp
+
+    def drained(self, pair: SessionPair, tcp: SlowTransport) -> bytes:
+        """What the slow side gets in the end."""
+        got = b""
+        while tcp.buffer:
+            got += tcp.drain(32 * KiB)
+            pair.settle()
+        tcp.drain()
+        return got
+
+    def assert_clean(self, how: Callable[[SessionPair, MuxStream, MuxStream], None]) -> None:
+        """The other side is flushed and closed."""
+        end, tcp = self.end(how)
+        self.assertEqual((end.clean, tcp.ends, end.a_to_b), (True, ["closed"], 48 * KiB))
+
+    def assert_failure(self, how: Callable[[SessionPair, MuxStream, MuxStream], None]) -> None:
+        """The other side is aborted."""
+        end, tcp = self.end(how)
+        self.assertEqual((end.clean, tcp.ends), (False, ["aborted"]))
+
+    def test_clean_endings(self) -> None:
+        """End of data, our own reset of the stream, and our own shutdown of the session flush first (MUX-16)."""
+        self.assert_clean(lambda pair, near, middle: near.loseConnection())
+        self.assert_clean(lambda pair, near, middle: middle.abortConnection())
+        self.assert_clean(lambda pair, near, middle: pair.server.close())
+
+    def test_failures(self) -> None:
+        """A reset or a go-away of the peer, a keepalive timeout, a connection that ends even cleanly abort (MUX-16)."""
+        self.assert_failure(lambda pair, near, middle: near.abortConnection())
+        self.assert_failure(lambda pair, near, middle: pair.client.close())
+        for code in (GoAway.PROTOCOL_ERROR, GoAway.INTERNAL_ERROR):
+            told = encode(FrameType.GO_AWAY, Flag.NONE, 0, code)
+            self.assert_failure(lambda pair, near, middle, told=told: pair.server.bytes_received(told))  # type: ignore[misc]
+        self.assert_failure(lambda pair, near, middle: pair.carriers.b.lose(ConnectionDone()))
+        self.assert_failure(lambda pair, near, middle: pair.carriers.b.lose(ConnectionLost()))
+        self.assert_failure(lambda pair, near, middle: pair.server.abort(ValueError("enough")))
+
+        def silence(pair: SessionPair, near: MuxStream, middle: MuxStream) -> None:
+            pair.carriers.frozen = True
+            pair.pass_time(15.2)
+
+        self.assert_failure(silence)
+
+    def test_shutdown_over_unread_bytes(self) -> None:
+        """Our own shutdown with received bytes nobody took is no clean end: they would be missing (MUX-16)."""
+        pair = SessionPair()
+        near, middle = pair.open()
+        near.start(Recorder())
+        tcp = CountingTransport(pair.clock)
+        tcp.protocol = Recorder()
+        splice(middle, tcp)
+        near.write(b"x" * MiB)
+        pair.pass_time(1)
+        pair.server.close()
+        pair.settle()
+        self.assertEqual(tcp.ends, ["aborted"])
+        pair.close()
+
+    def test_peer_vanishes_while_a_write_is_parked(self) -> None:
+        """A megabyte waits for the stream's window when its peer is lost: the TCP side is aborted, once (MUX-16)."""
+        pair = SessionPair()
+        near, middle = pair.open()
+        near.start(Recorder())
+        near.pauseProducing()
+        tcp = CountingTransport(pair.clock)
+        tcp.protocol = Recorder()
+        done = splice(middle, tcp)
+        for _ in range(16):
+            tcp.deliver(b"y" * 64 * KiB)
+        pair.pass_time(1)
+        self.assertFalse(tcp.reading)
+        pair.carriers.a.lose(ConnectionLost())
+        pair.carriers.b.lose(ConnectionLost())
+        pair.settle()
+        self.assertEqual(tcp.ends, ["aborted"])
+        self.assertFalse(self.successResultOf(done).clean)
 
 
 class ToEndpointTests(SynchronousTestCase):

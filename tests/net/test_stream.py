@@ -8,14 +8,12 @@ from twisted.internet import reactor as untyped_reactor
 from twisted.internet.error import ConnectionAborted, ConnectionDone
 from twisted.internet.interfaces import (
     IConsumer,
-    IHalfCloseableProtocol,
     IPushProducer,
     ITCPTransport,
 )
 from twisted.internet.protocol import ClientFactory, Factory, Protocol
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
-from zope.interface import implementer
 from zope.interface.verify import verifyObject
 
 from localai_dist.mux.classes import TrafficClass
@@ -24,7 +22,7 @@ from localai_dist.net.errors import StreamEnded
 from localai_dist.net.splice import splice
 from localai_dist.net.stream import LINGER
 from localai_dist.testing.memory import Recorder, SessionPair, TransportPair
-from localai_dist.testing.streams import Connected, Source, StreamSuite
+from localai_dist.testing.streams import Connected, HalfRecorder, Source, StreamSuite
 from localai_dist.units import KiB, MiB
 
 reactor: Any = untyped_reactor
@@ -72,7 +70,7 @@ def make_spliced() -> Connected:
         first.close()
         second.close()
 
-    return Connected(near, far, attach, settle, close)
+    return Connected(near, far, attach, settle, close, half_closes=False)
 
 
 def make_tcp(case: SynchronousTestCase) -> Connected:
@@ -146,19 +144,6 @@ class SplicedSuite(StreamSuite, SynchronousTestCase):
 
     def make(self) -> Connected:
         return make_spliced()
-
-
-@implementer(IHalfCloseableProtocol)
-class HalfRecorder(Recorder):
-    """A recorder that wants to hear of half-closes."""
-
-    read_lost = write_lost = False
-
-    def readConnectionLost(self) -> None:
-        self.read_lost = True
-
-    def writeConnectionLost(self) -> None:
-        self.write_lost = True
 
 
 class MuxStreamTests(SynchronousTestCase):
