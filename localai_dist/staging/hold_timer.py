@@ -24,6 +24,7 @@ class HoldTimer:
 
     def __init__(self, clock: IReactorTime, *, base: float, stall: float = STALL, cap: float = CAP) -> None:
         self._clock = clock
+        self._begun = clock.seconds()
         self._hold = start_hold(clock.seconds(), base=base, stall=stall, cap=cap)
         self._call: IDelayedCall | None = None
         self._work: Deferred[Any] | None = None
@@ -113,8 +114,11 @@ class HoldTimer:
             self._work.cancel()
 
     def _why(self, ended: Ended) -> str:
+        """What ended it, and the time that really applied: cap, base, stall window or announced silence."""
+        hold = self._hold
         if ended is Ended.CAPPED:
-            return "deadline exceeded: the load reached the cap that no progress moves"
-        if self._hold.observed_at is None:
-            return "deadline exceeded: the load made no progress within its time"
-        return f"deadline exceeded: no progress for {format_duration(self._hold.stall)}"
+            cap = format_duration(hold.cap_at - self._begun)
+            return f"deadline exceeded: the load reached the cap of {cap}, which no progress moves"
+        if hold.observed_at is None:
+            return f"deadline exceeded: no progress within {format_duration(hold.expiry - self._begun)}"
+        return f"deadline exceeded: no progress for {format_duration(hold.expiry - hold.observed_at)}"

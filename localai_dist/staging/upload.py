@@ -26,13 +26,15 @@ from localai_dist.mux.classes import TrafficClass
 from localai_dist.relay.body import read_beginning
 from localai_dist.staging.answers import Found, PutVerdict, ResumeAt, There, Verifying, judge_put, read_probe
 from localai_dist.staging.digests import Digests
-from localai_dist.staging.errors import NoSpace, UploadRefused
+from localai_dist.staging.errors import HoldExpired, NoSpace, UploadRefused
+from localai_dist.staging.hold_timer import HoldTimer
 from localai_dist.staging.piece import PieceBody
 from localai_dist.staging.plan import SourceFile, StagedFile, next_piece, total_size
 from localai_dist.staging.progress import Progress
 from localai_dist.staging.reader import InThread
 from localai_dist.staging.source import Sources, list_sources
 from localai_dist.staging.transient import WAY_FAILURES, Later, passes
+from localai_dist.units import HOUR
 from localai_dist.wire.files import (
     CONTENT_RANGE,
     CONTENT_SHA256,
@@ -44,6 +46,9 @@ from localai_dist.wire.files import (
 
 RETRY = Backoff(first=1.0, cap=5.0)
 """Between attempts. Short: a newer tunnel of the worker is to be used at once, and asking costs one query."""
+
+RETRY_BUDGET: float = 1 * HOUR
+"""How long interruptions are outlived for a caller that has no deadline of its own (s)."""
 
 VERIFY_POLL = 1.0
 """Between two looks at how far the worker's hashing has come (s)."""
@@ -135,16 +140,31 @@ class Stager:
         return found
 
     async def stage(
-        self, node: NodeId, files: Sequence[SourceFile], progress: Progress, hold: HoldLike
+        self, node: NodeId, files: Sequence[SourceFile], progress: Progress, hold: HoldLike | None = None
     ) -> tuple[StagedFile, ...]:
         """
         Have ``files`` on ``node``, whole and verified; those that are there already are not sent.
+
+        Args:
+            hold: the caller's deadline, for as long as which interruptions are outlived; None is ``RETRY_BUDGET``.
 
         Raises:
             StagingError: a source can't be read, or the worker refused a file.
             Unreached: the node can't be reached and no retry will change that.
             HoldExpired, CancelledError: from ``hold``.
         """
+        if hold is not None:
+            return await self._stage(node, files, progress, hold)
+        began = self.clock.seconds()
+        own = HoldTimer(self.clock, base=RETRY_BUDGET, stall=RETRY_BUDGET, cap=RETRY_BUDGET)
+        try:
+            return await own.run(self._stage(node, files, progress, own))
+        except HoldExpired as error:
+            raise HoldExpired(f"{error} ({progress.summary(self.clock.seconds() - began)})") from error
+
+    async def _stage(
+        self, node: NodeId, files: Sequence[SourceFile], progress: Progress, hold: HoldLike
+    ) -> tuple[StagedFile, ...]:
         progress.begin(total_size(files), len(files))
         staged = []
         for file in files:
