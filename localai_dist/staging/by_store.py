@@ -79,6 +79,7 @@ class _ByStore(Upload):
 
     async def _by_store(self) -> str:
         seen = (0, 0)
+        self._progress.phase = "sending"
         while True:
             reply = await self._ask()
             if reply.local_path:
@@ -92,19 +93,23 @@ class _ByStore(Upload):
                 await self._give()
             elif reply.error:
                 raise Later(reply.error) if reply.passing else UploadRefused(f"{self._where_to()}: {reply.error}")
-            elif (now := (reply.received, reply.verified)) > seen:
-                seen = now
-                self._progress.in_file = reply.received
-                self._hold.observe()
+            else:
+                self._fetching(reply, seen)
+                seen = (reply.received, reply.verified)
+
+    def _fetching(self, reply: EnsureReply, seen: tuple[int, int]) -> None:
+        """The node's fetch goes on, or began anew and has fewer bytes than before, which is no progress."""
+        self._progress.phase = "verifying" if reply.verified > seen[1] else "sending"
+        self._progress.in_file = reply.received
+        if (reply.received, reply.verified) > seen:
+            self._hold.observe()
 
     async def _ask(self) -> EnsureReply:
-        self._progress.phase = "fetching"
         request = EnsureRequest(self._file.key, object_key(self._sha256), self._sha256, self._file.size)
         return await self._stager.verbs.call(self._node, FILES_ENSURE, request, timeout=ASK_TIMEOUT)
 
     async def _give(self) -> None:
         """The file into the store."""
-        self._progress.phase = "storing"
         key, size = object_key(self._sha256), self._file.size
         step = part_size(size)
         if size <= step:
