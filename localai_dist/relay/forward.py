@@ -254,7 +254,7 @@ class Forwarder:
             raise Unreached(reach.NotServed(str(error))) from error
         except (MuxError, NetError) as error:
             raise Unreached(reach.NotServed(str(error))) from error
-        outcome = preamble.outcome_of_tunnel_reply(reply)
+        outcome = preamble.outcome_of_tunnel_reply(reply, request.tag)
         if outcome is not None:
             stream.abortConnection()
             raise Unreached(outcome)

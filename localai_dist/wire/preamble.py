@@ -262,19 +262,23 @@ def parse_relay_reply(payload: bytes) -> RelayReply:
     return RelayErr(RelayCode(code), reason)
 
 
-def outcome_of_tunnel_reply(payload: bytes) -> Outcome | None:
+def outcome_of_tunnel_reply(payload: bytes, tag: str = GRPC) -> Outcome | None:
     """
     What a worker's reply means for the caller; None for ``ok``.
 
-    Only ``unavailable`` is a word about the backend. ``not-served``, codes of a newer worker and garbage say nothing
-    about it, so that nothing may be deleted on their account.
+    Only ``unavailable`` is a word about the backend, and only where one was asked for: on an ``http`` stream it is
+    about the worker's own server. ``not-served``, codes of a newer worker and garbage say nothing about it, so that
+    nothing may be deleted on their account.
+
+    Args:
+        tag: what the stream was asked to be.
 
     Source: design §2, wire contract §4a.
     """
     match parse_tunnel_reply(payload):
         case TunnelOk():
             return None
-        case TunnelErr(TunnelCode.UNAVAILABLE.value, text):
+        case TunnelErr(TunnelCode.UNAVAILABLE.value, text) if tag == GRPC:
             return Answered(Answer.BACKEND_UNAVAILABLE, text)
         case TunnelErr((TunnelCode.UNKNOWN_TAG.value | TunnelCode.BAD_REQUEST.value) as code, text):
             return Refused(code, text)

@@ -127,7 +127,7 @@ class NodeHttpTests(HttpCase):
         self.assertIsInstance(outcome, reach.RegistryUnknown)
         self.registry.down = False
         self.worker.reply = b"err unavailable no server"
-        self.assertIsInstance(self.outcome(self.http.request(N, "GET", "/x")), reach.Answered)
+        self.assertIsInstance(self.outcome(self.http.request(N, "GET", "/x")), reach.NotServed)
 
     def test_deadline(self) -> None:
         """An answer that does not come ends at the caller's deadline and frees the stream (CLUS-10)."""

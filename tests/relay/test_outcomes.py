@@ -58,12 +58,26 @@ class WorkerReplyTests(MeshCase):
         def check(tunnel: MuxSession) -> None:
             for reply, outcome, acts in REPLIES:
                 self.worker.reply = reply
-                for target in (GRPC, HttpTarget()):
-                    found = self.outcome(self.forwarder.open(N, target))
-                    self.assertEqual(found, outcome, reply)
-                    self.assertEqual(reach.may_reap(found), acts, reply)
-                    self.assertFalse(reach.may_demote(found), reply)
+                found = self.outcome(self.forwarder.open(N, GRPC))
+                self.assertEqual(found, outcome, reply)
+                self.assertEqual(reach.may_reap(found), acts, reply)
+                self.assertFalse(reach.may_demote(found), reply)
                 self.assertEqual(tunnel.stream_count, 0)
+
+        self.each_way(check)
+
+    def test_the_workers_own_server(self) -> None:
+        """A reply about the worker's own HTTP server says nothing about any backend: nobody acts on it (CLUS-11)."""
+
+        def check(tunnel: MuxSession) -> None:
+            for reply, outcome, _ in REPLIES:
+                self.worker.reply = reply
+                found = self.outcome(self.forwarder.open(N, HttpTarget()))
+                if isinstance(outcome, Answered):
+                    self.assertEqual(found, NotServed("unavailable: connection refused"))
+                else:
+                    self.assertEqual(found, outcome)
+                self.assertFalse(reach.may_reap(found) or reach.may_demote(found))
 
         self.each_way(check)
 
