@@ -16,9 +16,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from localai_dist.testing.cluster import Cluster
-from tests.process.kit import open_folder, quick_plan, running
-
-_clusters: list[Cluster] = []
+from tests.process.kit import CLUSTERS, open_folder, quick_plan, running
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -37,11 +35,7 @@ def state() -> Iterator[Path]:
 def cluster() -> Iterator[Cluster]:
     """Two frontends and two workers with quick knobs, shared by the tests of one file."""
     with open_folder("cluster") as folder, running(quick_plan(folder / "state")) as started:
-        _clusters.append(started)
-        try:
-            yield started
-        finally:
-            _clusters.remove(started)
+        yield started
 
 
 @pytest.hookimpl(wrapper=True)
@@ -49,7 +43,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> 
     """Add the last lines of every child's log to a failure's report."""
     report = yield
     if report.failed:
-        for started in _clusters:
+        for started in CLUSTERS:
             for child in started.children:
                 report.sections.append((f"log of {child.name}", "\n".join(child.tail(40))))
     return report

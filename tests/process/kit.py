@@ -21,6 +21,9 @@ from localai_dist.settings.worker import WorkerSettings
 from localai_dist.testing.child import checkout, child_environment
 from localai_dist.testing.cluster import Cluster, Plan
 
+CLUSTERS: list[Cluster] = []
+"""Those that run now: a failing test shows what their children said last."""
+
 FACTOR = 5.0
 """By how much every time knob is shortened; one scenario of each kind runs at the defaults in ``make test-slow``."""
 
@@ -56,10 +59,12 @@ def quick_plan(state: Path, **more: Any) -> Plan:
 def running(plan: Plan) -> Iterator[Cluster]:
     """A started cluster; at the end every child must be gone."""
     cluster = Cluster(plan)
-    cluster.start()
+    CLUSTERS.append(cluster)
     try:
+        cluster.start()
         yield cluster
     finally:
+        CLUSTERS.remove(cluster)
         cluster.stop()
         assert [child.name for child in cluster.children if child.is_alive()] == []
 
