@@ -1,0 +1,1 @@
+Frontends tell each other over PostgreSQL's LISTEN/NOTIFY: approving a newcomer or removing a node ends the old worker's tunnel within a second wherever it is held, and waiters of a model wake when its load ends. The database must be PostgreSQL itself, not a transaction pooler.

@@ -1,0 +1,1 @@
+A worker or frontend of another release line (another first number; below 1.0 another second one) is refused with 426, and both logs name the two releases. Upgrade all frontends first, then the workers; a refused worker keeps dialling and nothing of it is forgotten.
