@@ -146,12 +146,16 @@ class WholeBodyTests(RequestCase):
         self.assertTrue(client.data.startswith(b"HTTP/1.1 413 "))
 
     async def test_too_long_while_chunked(self) -> None:
-        """A chunked body is refused where it passes the limit, and only so much of it is read."""
+        """A chunked body is refused where it passes the limit, only so much of it is read, and its spool is closed."""
+        spools = []
+        made = http._getContentFile  # type: ignore[attr-defined]
+        self.patch(http, "_getContentFile", lambda length: spools.append(made(length)) or spools[-1])
         chunk = b"10000\r\n" + b"x" * 65536 + b"\r\n"
         client = await self.connect(head("POST", "/whole", "Transfer-Encoding: chunked"), *[chunk] * 1600)
         await client.lost
         self.assertEqual(client.data.count(b"HTTP/1.1 "), 1)
         self.assertIn(b" 413 ", client.data)
+        self.assertEqual([spool.closed for spool in spools], [True])
 
     async def test_no_body(self) -> None:
         """A request without a body, to a resource that streams, has an empty one."""

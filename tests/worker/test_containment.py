@@ -23,7 +23,7 @@ class ContainmentTests(SynchronousTestCase):
         (self.folder / "models-evil").mkdir()
 
     def test_inside(self) -> None:
-        """A path below the folder is fine, whether it is there or not, also through a link to the folder itself."""
+        """A path below the folder is fine, whether it is there or not, also through a link to the folder itself (LOAD-14)."""
         self.assertEqual(resolve_inside(self.root, "m/new/file"), self.root / "m/new/file")
         alias = self.folder / "alias"
         alias.symlink_to(self.root)
@@ -33,7 +33,7 @@ class ContainmentTests(SynchronousTestCase):
         self.assertEqual(resolve_inside(self.folder / "not yet", "x"), self.folder / "not yet/x")
 
     def test_escaping(self) -> None:
-        """A link that leaves the folder, to a sibling or anywhere, is refused, also with missing parts behind it."""
+        """A link that leaves the folder, to a sibling or anywhere, is refused, also with missing parts behind it (LOAD-14)."""
         (self.root / "out").symlink_to(self.folder / "models-evil")
         (self.root / "up").symlink_to("..")
         (self.root / "dangling").symlink_to("/nowhere/at/all")
@@ -42,7 +42,7 @@ class ContainmentTests(SynchronousTestCase):
                 resolve_inside(self.root, relative)
 
     def test_areas(self) -> None:
-        """Each area has its own folder, and none reaches the node's identity."""
+        """Each area has its own folder, and none reaches the node's identity (LOAD-14)."""
         areas = Areas(models=self.root, data=self.folder / "d" / "files", staging=self.folder / "s")
         self.assertEqual(areas.path(parse_key("models/m/x")), self.root / "m/x")
         self.assertEqual(areas.path(parse_key("data/node.json")), self.folder / "d/files/node.json")

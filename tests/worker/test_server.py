@@ -248,20 +248,49 @@ class FilesTests(ServerCase):
         self.assertEqual((await self.ask("DELETE", self.path))[0], 405)
 
     async def test_keys_stay_inside(self) -> None:
-        """A key that climbs, or leaves its folder through a link, is refused and writes nothing."""
+        """A key that climbs, or leaves its folder through a link, is refused by every route, and writes nothing
+        (LOAD-14)."""
         (self.folder / "models").mkdir()
         (self.folder / "models" / "link").symlink_to(self.folder / "data")
+        (self.folder / "models-evil").mkdir()
+        (self.folder / "models-evil" / "x").write_bytes(b"secret")
+        (self.folder / "models" / "sibling").symlink_to(self.folder / "models-evil")
         for key in (
             "models/..%2f..%2fx",
             "models/%2e%2e/x",
             "..%2fnode.json",
             "models//x",
             "models/link/node.json",
+            "models/sibling/x",
+            "models/../models-evil/x",
+            "models%2f..%2fmodels-evil%2fx",
+            "models/a%00b",
+            "%2fetc%2fpasswd",
+            "/etc/passwd",
+            "models/m%5c..%5cx",
+            "models/%ff",
+            "models/" + "x" * 300,
             "",
             "models",
         ):
-            self.assertEqual((await self.ask("PUT", f"/v1/files/{key}", b"x"))[0], 400, key)
+            for method in ("PUT", "GET", "HEAD"):
+                body = b"x" if method == "PUT" else None
+                self.assertEqual((await self.ask(method, f"/v1/files/{key}", body))[0], 400, (method, key))
+        for folder in ("models/link", "models/sibling", "models%2f..%2fmodels-evil", ".."):
+            self.assertEqual((await self.ask("GET", f"/v1/files-list/{folder}"))[0], 400, folder)
+        for name in ("link", "sibling", "../models-evil", ".."):
+            self.assertTrue((await self.verb(wire.MODEL_DELETE, wire.ModelNameRequest(name))).error, name)
         self.assertFalse((self.folder / "data" / "node.json").exists())
+        self.assertEqual((self.folder / "models-evil" / "x").read_bytes(), b"secret")
+
+    async def test_a_models_folder_behind_a_link(self) -> None:
+        """A models folder that is itself a link takes files, new folders in it too (LOAD-14)."""
+        real = self.folder / "elsewhere"
+        real.mkdir()
+        (self.folder / "models").symlink_to(real)
+        await self.put(0, MiB)
+        self.assertEqual((await self.put(MiB, len(self.data)))[0], 200)
+        self.assertEqual((real / "tiny" / "sub" / "a b.gguf").read_bytes(), self.data)
 
     async def test_hash_files_are_ours(self) -> None:
         """The hash file of a staged file can't be overwritten from outside, and is not listed."""
