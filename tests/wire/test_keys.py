@@ -12,6 +12,8 @@ from localai_dist.wire.keys import (
     Area,
     InvalidKey,
     StagingKey,
+    ephemeral_folder,
+    ephemeral_key,
     is_sidecar,
     model_folder,
     parse_key,
@@ -81,6 +83,18 @@ class KeyTests(SynchronousTestCase):
         for name in ("", ".", "..", "a/../.."):
             with self.assertRaises(InvalidKey):
                 model_folder(name)
+
+    def test_files_of_requests(self) -> None:
+        """
+        A request's files have a folder of their own; an id or name that is no single path part is refused (LOAD-23).
+        """
+        self.assertEqual(ephemeral_key("r-1", "ü 1.png"), "ephemeral/r-1/inputs/ü 1.png")
+        self.assertEqual(parse_key("ephemeral/r-1/inputs/a").area, Area.STAGING)
+        for bad in ("", ".", "..", "a/b", "/a", "a\0"):
+            with self.assertRaises(InvalidKey, msg=repr(bad)):
+                ephemeral_folder(bad)
+            with self.assertRaises(InvalidKey, msg=repr(bad)):
+                ephemeral_key("r", bad)
 
     def test_sidecars(self) -> None:
         """The hash files beside staged files are recognised by their names."""

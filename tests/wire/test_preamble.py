@@ -187,6 +187,9 @@ class OutcomeTests(SynchronousTestCase):
     def test_ok_is_no_outcome(self) -> None:
         """After ``ok`` the stream is the caller's."""
         self.assertIsNone(preamble.outcome_of_tunnel_reply(b"ok"))
+        # The worker's own server is no backend: nobody may act on its absence.
+        own = preamble.outcome_of_tunnel_reply(b"err unavailable refused", preamble.HTTP)
+        self.assertEqual(own, reach.NotServed("unavailable: refused"))
 
     def test_each_code(self) -> None:
         """Only ``unavailable`` is an answer about the backend; refusals are ours; the rest says nothing."""

@@ -7,13 +7,14 @@ import json
 from twisted.trial.unittest import SynchronousTestCase
 
 from localai_dist.wire import verbs
+from localai_dist.wire.file_verbs import FILE_VERBS
 from localai_dist.wire.verbs import Empty, InstallProgress, InstallReply, InstallRequest, InvalidBody, StreamLine
 
 
 class BodyTests(SynchronousTestCase):
     def test_every_verb_round_trips(self) -> None:
         """Every verb's request and answer survive being written and read."""
-        for path, verb in verbs.VERBS.items():
+        for path, verb in {**verbs.VERBS, **FILE_VERBS}.items():
             self.assertTrue(path.startswith(verbs.CONTROL_PREFIX))
             request = verb.request()
             self.assertEqual(verb.decode_request(verb.encode_request(request)), request)

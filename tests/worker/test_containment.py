@@ -23,7 +23,7 @@ class ContainmentTests(SynchronousTestCase):
         (self.folder / "models-evil").mkdir()
 
     def test_inside(self) -> None:
-        """A path below the folder is fine, whether it is there or not, also through a link to the folder itself (LOAD-14)."""
+        """A path below the folder is fine, there or not, also through a link to the folder itself (LOAD-14)."""
         self.assertEqual(resolve_inside(self.root, "m/new/file"), self.root / "m/new/file")
         alias = self.folder / "alias"
         alias.symlink_to(self.root)
@@ -33,7 +33,7 @@ class ContainmentTests(SynchronousTestCase):
         self.assertEqual(resolve_inside(self.folder / "not yet", "x"), self.folder / "not yet/x")
 
     def test_escaping(self) -> None:
-        """A link that leaves the folder, to a sibling or anywhere, is refused, also with missing parts behind it (LOAD-14)."""
+        """A link out of the folder, to a sibling or anywhere, is refused, missing parts behind it or not (LOAD-14)."""
         (self.root / "out").symlink_to(self.folder / "models-evil")
         (self.root / "up").symlink_to("..")
         (self.root / "dangling").symlink_to("/nowhere/at/all")

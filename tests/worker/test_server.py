@@ -18,6 +18,7 @@ from localai_dist.errors import UserMistake
 from localai_dist.relay.body import BytesBody
 from localai_dist.units import MiB
 from localai_dist.wire import verbs as wire
+from localai_dist.wire.file_verbs import FILE_VERBS
 from localai_dist.worker import uploads
 from localai_dist.worker.entry import Entry
 from localai_dist.worker.server import Healthz, LoopbackServer
@@ -364,7 +365,7 @@ class AgentTests(TestCase):
         worker = WorkerServer(reactor=reactor, registration_token=TOKEN)
         await worker.start()
         try:
-            for path in [*wire.VERBS, "/v1/files/models/x"]:
+            for path in [*wire.VERBS, *FILE_VERBS, "/v1/files/models/x"]:
                 uri = f"http://127.0.0.1:{worker.http_port}{path}".encode()
                 headers = Headers({"authorization": [f"Bearer {TOKEN}"]})
                 response = await Agent(reactor).request(b"POST", uri, headers, BytesBody(b"{}"))
