@@ -1,4 +1,4 @@
-"""The closed list of what deletes, demotes or evicts; the list itself is ``store/acting.py``, which siblings use too."""
+"""The closed list of what deletes, demotes or evicts; the list itself is ``store/acting.py``, which siblings share."""
 
 from __future__ import annotations
 

@@ -36,6 +36,7 @@ class Membership(Service):
         grace: the reconnect grace (s); departures are kept for ``retention(grace)``.
         reclaim: awaited after this frontend was swept and registered again: claim every tunnel held.
         beat: seconds between beats.
+        each_beat: awaited at the end of each beat: own what is held and counts as lost.
     """
 
     _log = Logger()
@@ -52,6 +53,7 @@ class Membership(Service):
         reclaim: Callable[[], Awaitable[None]],
         clock: Any,
         beat: float = BEAT,
+        each_beat: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._instances = instances
         self._id = id
@@ -60,6 +62,7 @@ class Membership(Service):
         self._peer_token_hash = peer_token_hash
         self._retention = retention(grace)
         self._reclaim = reclaim
+        self._each_beat = each_beat or _nothing
         self._clock = clock
         self._every = beat
         self._loop = LoopingCall(self._tick)
@@ -123,9 +126,14 @@ class Membership(Service):
             if self._reclaim_owed:
                 await self._reclaim()
                 self._reclaim_owed = False
+            await self._each_beat()
         except StoreError as error:
             if self.problem is None:
                 self._log.warn("the membership beat failed: {error}", error=str(error))
             self.problem = str(error)
         else:
             self.problem = None
+
+
+async def _nothing() -> None:
+    """What a frontend without tunnels does at each beat."""

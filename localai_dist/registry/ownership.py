@@ -51,6 +51,21 @@ class Ownership:
             raise FencedOut(f"the tunnel of node {node} was claimed by somebody else since epoch {epoch}")
         return Epoch(row["epoch"])
 
+    async def adopt(self, nodes: Sequence[NodeId], instance: InstanceId) -> dict[NodeId, Epoch]:
+        """
+        Take those of ``nodes`` whose row says that nobody owns them; a row with an owner is left alone.
+
+        Called at each beat with the nodes whose tunnel this instance holds: a second tunnel of a node may have come
+        and gone at another frontend, and its end must not make the living one count as lost.
+
+        Returns:
+            The new epoch of each node taken.
+        """
+        if not nodes:
+            return {}
+        rows = await self._pool.fetch(SQL["adopt"], {"nodes": list(nodes), "instance": instance})
+        return {NodeId(row["node_id"]): Epoch(row["epoch"]) for row in rows}
+
     @acts_on("fenced", "ownership.release")
     async def release(self, node: NodeId, instance: InstanceId, epoch: Epoch) -> None:
         """

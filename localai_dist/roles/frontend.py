@@ -114,6 +114,7 @@ class _Graph:
             peer_token_hash=digest(self.secret),
             grace=settings.worker_reconnect_grace,
             reclaim=self.held.reclaim,
+            each_beat=self.held.adopt_lost,
             clock=self.reactor,
             beat=settings.instance_live_window / 6,
         )

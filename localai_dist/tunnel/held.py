@@ -14,7 +14,7 @@ Source: wire contract §7, local tunnel registry.
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeVar
@@ -47,6 +47,9 @@ class OwnershipLike(Protocol):
 
     def claim(self, node: NodeId, instance: InstanceId) -> Awaitable[Epoch]:
         """Make ``instance`` the owner, unconditionally; the new epoch."""
+
+    def adopt(self, nodes: Sequence[NodeId], instance: InstanceId) -> Awaitable[Mapping[NodeId, Epoch]]:
+        """Make ``instance`` the owner of those among ``nodes`` that nobody owns."""
 
     def reclaim(self, node: NodeId, instance: InstanceId, epoch: Epoch) -> Awaitable[Epoch]:
         """As ``claim``, unless somebody claimed the node since ``epoch``: raises ``FencedOut``."""
@@ -162,6 +165,31 @@ class HeldTunnels:
         for node in list(self._held):
             async with self._gate(node):
                 await self._reclaim_one(node)
+
+    async def adopt_lost(self) -> None:
+        """
+        Own again what is held here though its row says that nobody owns it; called at each beat.
+
+        A second tunnel of a node may come to another frontend and end there while this one lives: its end is then the
+        last thing the registry knows, and the node would count as lost, later as departed.
+
+        Raises:
+            StoreError: the database did not answer; the next beat asks again.
+        """
+        # A tunnel on its way out opens no stream: owning it again would help nobody.
+        held = {
+            node: it.attachment
+            for node, it in self._held.items()
+            if it.session.is_open and not it.session.is_going_away
+        }
+        adopted = await self._ownership.adopt(list(held), self.instance)
+        for node, epoch in adopted.items():
+            now = self._held.get(node)
+            if now is not None and now.attachment == held[node] and now.session.is_open:
+                self.log.info("node {node} counted as lost while its tunnel is here; it is ours again", node=node)
+                now.epoch = epoch
+            else:  # it ended, or was replaced, while the database was asked
+                await self._release(node, epoch)
 
     async def reconcile(self) -> None:
         """Release every row that names this frontend though it holds no such tunnel; tried again until it worked."""

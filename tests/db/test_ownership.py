@@ -181,6 +181,18 @@ class PresenceTests(OwnershipCase):
         again = await self.ownership.reclaim(N1, F1, new)  # its row was purged: nobody has it
         self.assertEqual(await self.ownership.held_by(F1), {N1: again})
 
+    async def test_a_node_nobody_owns_is_adopted_and_no_other(self) -> None:
+        """At a beat a frontend owns again what it holds and nobody owns; an owned row stays as it is (CLUS-2)."""
+        await self.begin(F1, F2)
+        lost, taken = await self.ownership.claim(N1, F1), await self.ownership.claim(N2, F2)
+        await self.ownership.release(N1, F1, lost)
+        adopted = await self.ownership.adopt([N1, N2], F1)
+        self.assertEqual(list(adopted), [N1])
+        self.assertNotEqual(adopted[N1], lost)
+        self.assertIs(await self.state(N1), PresenceState.CONNECTED)
+        self.assertEqual(await self.ownership.held_by(F2), {N2: taken})
+        self.assertEqual(await self.ownership.adopt([], F1), {})
+
 
 class InstanceTests(OwnershipCase):
     """Frontends."""

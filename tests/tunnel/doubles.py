@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from twisted.internet.defer import Deferred, succeed
@@ -56,6 +56,12 @@ class Rows:
         del self.rows[node]
         self.released.append(node)
 
+    async def adopt(self, nodes: Sequence[NodeId], instance: InstanceId) -> dict[NodeId, Epoch]:
+        """Those that were given up and have no owner now."""
+        await self._answer()
+        lost = [node for node in nodes if node in self.released and node not in self.rows]
+        return {node: await self.claim(node, instance) for node in lost}
+
     async def held_by(self, instance: InstanceId) -> dict[NodeId, Epoch]:
         """Every row of that instance."""
         await self._answer()
@@ -67,6 +73,7 @@ class ASession:
 
     def __init__(self, opened_at: float = 0.0) -> None:
         self.is_open = True
+        self.is_going_away = False
         self.opened_at = opened_at
         self.told = 0
         self.stream_count = 0

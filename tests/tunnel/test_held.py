@@ -165,6 +165,22 @@ class HeldTunnelsTests(SynchronousTestCase):
         self.successResultOf(begin(self.held.detach(attachment)))
         self.assertEqual(self.rows.rows, {N: ("elsewhere", elsewhere)})
 
+    def test_a_living_tunnel_never_counts_as_lost(self) -> None:
+        """
+        A second tunnel of the node that came and went at another frontend does not make this one count as lost.
+
+        What another frontend owns, and what is on its way out, is left alone (CLUS-2).
+        """
+        attachment = self.successResultOf(begin(self.held.attach(N, session())))
+        elsewhere = self.successResultOf(begin(self.rows.claim(N, THERE)))
+        self.successResultOf(begin(self.held.adopt_lost()))
+        self.assertEqual(self.rows.rows, {N: (THERE, elsewhere)})
+        self.successResultOf(begin(self.rows.release(N, THERE, elsewhere)))
+        self.successResultOf(begin(self.held.adopt_lost()))
+        self.assertEqual(self.rows.rows[N][0], HERE)
+        self.successResultOf(begin(self.held.detach(attachment)))
+        self.assertEqual(self.rows.rows, {})
+
     def test_a_detach_during_a_reclaim_releases_the_new_claim(self) -> None:
         """A tunnel lost while it is claimed anew leaves no row behind."""
         attachment = self.successResultOf(begin(self.held.attach(N, session())))

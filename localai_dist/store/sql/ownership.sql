@@ -22,6 +22,16 @@ on conflict (node_id) do update set
 where node_connections.epoch = %(epoch)s
 returning epoch;
 
+-- name: adopt
+-- Take the nodes among these that nobody owns: their tunnel is held by this frontend all the same, because a second
+-- tunnel of the node came and went elsewhere and its end is the last thing the row knows.
+-- acts: none
+update node_connections set
+    owner_instance_id = %(instance)s, epoch = nextval('node_connection_epochs'),
+    connected_at = now(), disconnected_at = null
+where node_id = any(%(nodes)s) and owner_instance_id = ''
+returning node_id, epoch;
+
 -- name: release
 -- Give a tunnel up: only the very claim that is named, by equality.
 -- acts: fenced
