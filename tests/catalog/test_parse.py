@@ -60,6 +60,18 @@ class ParseTests(SynchronousTestCase):
             (model.model_file, model.identity, model.source), (*["tiny-facts-1m-q8_0.gguf"] * 2, "tiny.yaml")
         )
 
+    def test_files_that_belong_to_it(self) -> None:
+        """
+        Companions are files of the model, each once; free options' values may be paths (LOAD-13).
+        """
+        model = parse_model(
+            "{name: a, backend: b, parameters: {model: m-00001-of-00002.gguf}, mmproj: p, draft_model: d, tokenizer: t,"
+            " lora_base: l, lora_adapter: p, lora_adapters: [x], options: ['vae:v/x', 'flag', 'k:'], overrides: ['o:v/x']}",
+            source="a.yaml",
+        )
+        self.assertEqual(model.files(), ("m-00001-of-00002.gguf", "m-00002-of-00002.gguf", "p", "d", "t", "l", "x"))
+        self.assertEqual(model.option_values(), ("v/x",))
+
     def test_least_file(self) -> None:
         """
         A name, a backend and a weights file are enough.
