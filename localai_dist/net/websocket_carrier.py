@@ -168,6 +168,7 @@ class _Wire(FramedWire):
     """What autobahn and the data path call on both ends, passed on."""
 
     carrier: WebSocketCarrier
+    message_is_binary: bool
 
     def payload_received(self, payload: memoryview) -> None:
         self.carrier.payload_received(payload)
@@ -175,11 +176,16 @@ class _Wire(FramedWire):
     def onOpen(self) -> None:
         self.carrier.wire_opened()
 
-    def onMessage(self, payload: bytes, isBinary: bool) -> None:
-        if isBinary:
-            self.carrier.payload_received(payload)
-        else:
+    def onMessageBegin(self, isBinary: bool) -> None:
+        super().onMessageBegin(isBinary)  # type: ignore[misc]
+        if not isBinary:
             self.carrier.text_received()
+
+    def onMessageFrame(self, payload: Sequence[bytes]) -> None:
+        """A frame autobahn read: passed on at once; it would keep fragments to the message's end."""
+        if self.message_is_binary:
+            for piece in payload:
+                self.carrier.payload_received(piece)
 
     def sendCloseFrame(self, *args: Any, **kwargs: Any) -> None:
         super().sendCloseFrame(*args, **kwargs)  # type: ignore[misc]
