@@ -66,7 +66,8 @@ class ParseTests(SynchronousTestCase):
         """
         model = parse_model(
             "{name: a, backend: b, parameters: {model: m-00001-of-00002.gguf}, mmproj: p, draft_model: d, tokenizer: t,"
-            " lora_base: l, lora_adapter: p, lora_adapters: [x], options: ['vae:v/x', 'flag', 'k:'], overrides: ['o:v/x']}",
+            " lora_base: l, lora_adapter: p, lora_adapters: [x], options: ['vae:v/x', 'flag', 'k:'],"
+            " overrides: ['o:v/x']}",
             source="a.yaml",
         )
         self.assertEqual(model.files(), ("m-00001-of-00002.gguf", "m-00002-of-00002.gguf", "p", "d", "t", "l", "x"))
