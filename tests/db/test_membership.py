@@ -348,6 +348,7 @@ class SkewTests(ClusterCase):
         """Nothing that decides about nodes, tunnels or loads asks the machine what time it is (CLUS-4, BR-048)."""
         deciding = ("registry", "tunnel", "relay", "health", "loads", "serving", "scheduler", "bus", "store", "roles")
         wall = {("time", "time"), ("datetime", "now"), ("datetime", "utcnow"), ("datetime", "today")}
+        allowed = {"localai_dist.roles.stager"}  # an object store's signature carries the date
         found, looked = [], 0
         for path, tree in sources():
             if path.parts[-2] not in deciding:
@@ -356,8 +357,8 @@ class SkewTests(ClusterCase):
             for node in ast.walk(tree):
                 match node:
                     case ast.Call(func=ast.Attribute(attr=attr, value=ast.Name(id=name))) if (name, attr) in wall:
-                        found.append(f"{module_of(path)}:{node.lineno}")
-        self.assertEqual(found, [])
+                        found.append(module_of(path))
+        self.assertEqual(set(found) - allowed, set())
         self.assertGreater(looked, 60)
 
 
