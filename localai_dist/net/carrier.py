@@ -15,6 +15,12 @@ class CarrierUser(Protocol):
     def bytes_received(self, data: bytes | memoryview) -> None:
         """Bytes of the peer arrived, valid during the call only; how they were cut into messages is invisible."""
 
+    def read_began(self) -> None:
+        """``bytes_received`` will be called for what one read brought; a carrier need not tell."""
+
+    def read_ended(self) -> None:
+        """That was all of it."""
+
     def carrier_drained(self) -> None:
         """Everything given to ``send`` has left for the kernel."""
 

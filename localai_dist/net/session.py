@@ -66,6 +66,7 @@ class MuxSession:
         self._held_since = 0.0
         self._paused = False
         self._pumping = self._receiving = False
+        self._in_read = self._flush_due = False
         self._flush_call: IDelayedCall | None = None
         self._pings_sent = 0
         self._last_received = self.opened_at
@@ -171,6 +172,20 @@ class MuxSession:
         if not self.core.sender.idle or self.core.credit_due:
             self.schedule()
 
+    def read_began(self) -> None:
+        """What follows comes from one read of the connection: answer it all at once, at its end."""
+        self._in_read = True
+
+    def read_ended(self) -> None:
+        """Send what the read asked for now: a turn of the reactor later costs a wake-up for each read."""
+        self._in_read = False
+        if self._flush_due:
+            self._flush_due = False
+            if self._carrier.pull:
+                self._pump()
+            else:
+                self.schedule()
+
     def carrier_drained(self) -> None:
         """The transport's queue is empty: measure its rate, give it more."""
         if self._closed is not None:
@@ -199,7 +214,9 @@ class MuxSession:
 
     def schedule(self) -> None:
         """Flush once in this reactor turn."""
-        if self._flush_call is None and self._closed is None and not self._pumping:
+        if self._in_read:
+            self._flush_due = True
+        elif self._flush_call is None and self._closed is None and not self._pumping:
             self._flush_call = self.clock.callLater(0, self._flush)
 
     def stream_gone(self, stream: MuxStream) -> None:

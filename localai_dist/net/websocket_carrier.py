@@ -77,6 +77,16 @@ class WebSocketCarrier:
         elif payload:
             self._user.bytes_received(payload)
 
+    def read_began(self) -> None:
+        """What one read brought follows."""
+        if self._user is not None:
+            self._user.read_began()
+
+    def read_ended(self) -> None:
+        """That was all of it."""
+        if self._user is not None:
+            self._user.read_ended()
+
     def text_received(self) -> None:
         """A text message: the peer does not speak our protocol."""
         if not self._closing:
@@ -172,6 +182,12 @@ class _Wire(FramedWire):
 
     def payload_received(self, payload: memoryview) -> None:
         self.carrier.payload_received(payload)
+
+    def read_began(self) -> None:
+        self.carrier.read_began()
+
+    def read_ended(self) -> None:
+        self.carrier.read_ended()
 
     def onOpen(self) -> None:
         self.carrier.wire_opened()

@@ -56,6 +56,14 @@ class FramedWire:
         """A piece of a binary message, valid during the call only; autobahn's ``onMessage`` has the other messages."""
         raise NotImplementedError
 
+    def read_began(self) -> None:
+        """What one read of the transport brought follows."""
+        raise NotImplementedError
+
+    def read_ended(self) -> None:
+        """That was all of it."""
+        raise NotImplementedError
+
     def send_binary(self, parts: Sequence[bytes]) -> None:
         """Send ``parts`` as one binary message."""
         size = sum(map(len, parts))
@@ -67,7 +75,13 @@ class FramedWire:
 
     def dataReceived(self, data: bytes) -> None:
         """Bytes of the transport; autobahn's method of this name formats a debug line for each read."""
-        rest = memoryview(data)
+        self.read_began()
+        try:
+            self._read(memoryview(data))
+        finally:
+            self.read_ended()
+
+    def _read(self, rest: memoryview) -> None:
         while rest:
             if self._left:
                 rest = self._deliver(rest)
