@@ -75,7 +75,7 @@ class ColdLoadTests(LoadsCase):
 
     def test_a_full_disk_is_one_clear_failure(self) -> None:
         """
-        No space left in the middle: one failure with the worker's words, no retry, and what was sent goes (LOAD-15).
+        No space left in the middle: one failure with the worker's words, what was sent goes (LOAD-15, BR-111).
         """
         self.workers.errors["stage"] = [NoSpace("staging tiny.gguf: the worker answered 507: no space left on device")]
         text = str(self.failureResultOf(self.ensure(self.one), LoadFailed).value)
@@ -280,7 +280,7 @@ class WaitTests(LoadsCase):
 
     def test_progress_never_falls_back_after_a_take_over(self) -> None:
         """
-        A frontend that takes a load over tells the bytes that are there, before it has asked for them (LOAD-18).
+        A frontend that takes a load over tells the bytes that are there before it has asked (LOAD-18, BR-125).
         """
         self.hold_at("stage")
         self.ensure(self.one)

@@ -34,7 +34,7 @@ BIG = 700 * MiB
 """A model whose transfer can be caught in the middle (bytes)."""
 
 IN_FLIGHT = 8 * MiB
-"""What a killed frontend's transport had taken and the worker never got: sent again, and no more than that (LOAD-11)."""
+"""What a killed frontend's transport had taken and the worker never got is sent again; no more than this (LOAD-11)."""
 
 TAKE_OVER = 60.0
 """A dead frontend's load is another one's within this (s): live window, missed beats, a look; then the load itself."""
@@ -138,7 +138,7 @@ def said(reply: Reply) -> str:
 
 
 def test_fifty_requests_are_one_load(fleet: Cluster) -> None:
-    """50 cold requests, half on each frontend: one install, one staging, one LoadModel, all answered (LOAD-5)."""
+    """50 cold requests, half on each frontend: one install, one staging, one LoadModel (LOAD-5, BR-016)."""
     events = add_model(fleet, "crowd", "test:load_delay=2", "test:answer=here we are")
     with ThreadPoolExecutor(50) as pool:
         replies = list(pool.map(lambda n: chat(fleet, fleet.frontends[n % 2], "crowd"), range(50)))
@@ -164,11 +164,29 @@ def test_a_failure_is_the_same_for_everybody(fleet: Cluster) -> None:
 
 
 def test_the_load_goes_on_without_its_client(fleet: Cluster) -> None:
-    """The client that caused the load leaves early: the load goes on to its end (LOAD-5)."""
+    """The client that caused the load leaves early: it goes on, and a later client joins it (LOAD-5, BR-004)."""
     add_big(fleet, "left-alone")
     with open_chat(fleet, fleet.frontends[0], "left-alone"):
         at(fleet, "left-alone", "staging")
-    until("the replica", lambda: replicas(fleet, "left-alone"), 60)
+    at(fleet, "left-alone", "staging", bytes_sent=BIG // 10)
+    assert chat(fleet, fleet.frontends[1], "left-alone").status == 200
+    moved = "select moved from model_load_endings where model_name = 'left-alone'"
+    assert rows(fleet.database.url, moved) == [(BIG,)]
+
+
+def test_failed_loads_leave_the_worker_as_it_was(fleet: Cluster) -> None:
+    """After each failed load a good model loads on the same worker, again and again (LOAD-5, BR-038)."""
+    add_model(fleet, "bad", "test:load=fail")
+    add_model(fleet, "good")
+    for model in ("bad", "good"):
+        pin(fleet, model, 1)
+    for number in range(6):
+        failed = chat(fleet, fleet.frontends[number % 2], "bad", stream=number % 3 == 0)
+        assert failed.status == 500 and "the script says: no load" in said(failed)
+        assert chat(fleet, fleet.frontends[number % 2], "good").status == 200
+        admin(fleet, "/backend/shutdown", "POST", {"model": "good"})
+    running = admin(fleet, f"/api/nodes/{fleet.workers[1].node_id}/models")
+    assert [one for one in running if one["model_name"] in ("bad", "good")] == []
 
 
 @pytest.mark.parametrize("phase", ["installing", "staging", "loading"])
@@ -214,7 +232,7 @@ def _revision_is_served(cluster: Cluster, name: str) -> bool:
 
 
 def test_a_slow_model_delays_no_other(fleet: Cluster) -> None:
-    """While one model loads slowly, a loaded one answers and a cold one is loaded and answered (LOAD-9)."""
+    """While one model loads slowly, a loaded one answers and a cold one is loaded and answered (LOAD-9, BR-034)."""
     slow = add_model(fleet, "slow-a", "test:load_delay=15")
     add_model(fleet, "loaded-b")
     add_model(fleet, "cold-c")
@@ -230,7 +248,7 @@ def test_a_slow_model_delays_no_other(fleet: Cluster) -> None:
 
 
 def test_a_stream_begins_while_the_model_loads(fleet: Cluster) -> None:
-    """A streamed request of a cold model: headers and comments early, tokens when it is ready (LOAD-8)."""
+    """A streamed request of a cold model: headers and comments early, tokens when ready (LOAD-8, BR-020)."""
     events = add_model(fleet, "late", "test:load_delay=13", "test:answer=better late")
     with asked(lambda: official(fleet, "late")) as told, open_chat(fleet, fleet.frontends[1], "late") as connection:
         early = read_until(connection, b": waiting\n\n")
@@ -243,7 +261,7 @@ def test_a_stream_begins_while_the_model_loads(fleet: Cluster) -> None:
 
 
 def test_a_stream_whose_load_fails(fleet: Cluster) -> None:
-    """A load that fails after the stream began: one error frame, no ``[DONE]``, the connection is closed (LOAD-8)."""
+    """A load that fails after the stream began: one error frame, no ``[DONE]``, closed (LOAD-8, BR-018)."""
     add_model(fleet, "never", "test:load_delay=12", "test:load=fail")
     with asked(lambda: official(fleet, "never")) as told, open_chat(fleet, fleet.frontends[1], "never") as connection:
         read_until(connection, b": waiting\n\n")
@@ -292,7 +310,7 @@ def read_until(connection: socket.socket, end: bytes) -> bytes:
 
 @pytest.mark.parametrize("way", ["cancelled", "model file removed"])
 def test_a_cancelled_transfer_stops(fleet: Cluster, way: str) -> None:
-    """Cancelled, or its model file removed, in a transfer: stopped, partial and row gone in 2 s, told (LOAD-17)."""
+    """Cancelled, or its model file removed, in a transfer: stopped, all gone in 2 s, waiters told (LOAD-17, BR-098)."""
     name = f"unwanted-{way[0]}"
     add_big(fleet, name)
     pin(fleet, name, 0)
@@ -321,7 +339,7 @@ def test_a_cancelled_transfer_stops(fleet: Cluster, way: str) -> None:
 
 
 def test_progress_is_told_alike_everywhere(fleet: Cluster) -> None:
-    """Node, file, bytes, rate and phase of a running load, on both frontends; bytes never go down (LOAD-18)."""
+    """Node, file, bytes, rate and phase of a running load, on both frontends; bytes never go down (LOAD-18, BR-085)."""
     name = "watched"
     add_big(fleet, name, "test:load_delay=2")
     pin(fleet, name, 1)
