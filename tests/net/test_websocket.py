@@ -267,8 +267,8 @@ class RawPeerTests(WebSocketCase):
         raw.transport.write(frame(1, b"hello"))
         reason = await server.when_closed()
         self.assertIn("binary", reason.getErrorMessage())
-        await pause(0.05)
-        self.assertIn((1003).to_bytes(2, "big"), raw.data)
+        while (1003).to_bytes(2, "big") not in raw.data:
+            await pause(0.01)
         raw.transport.abortConnection()
         await raw.lost
 
@@ -277,8 +277,8 @@ class RawPeerTests(WebSocketCase):
         raw = await self.connect()
         server = await self.root.got
         raw.transport.write(frame(2, b"", announce=MESSAGE_MAX + 1))
-        await pause(0.1)
-        self.assertIn((1009).to_bytes(2, "big"), raw.data)
+        while (1009).to_bytes(2, "big") not in raw.data:
+            await pause(0.01)
         raw.transport.abortConnection()
         await raw.lost
         self.assertTrue((await server.when_closed()).check(SessionDead))
