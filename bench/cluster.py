@@ -10,7 +10,7 @@ from localai_dist.testing.cluster import Cluster
 from localai_dist.testing.waiting import until
 from localai_dist.testing.web import ask
 from localai_dist.tunnel.link import SETTLED
-from tests.process.fleet import Fleet, fleet_of, pinned_models
+from tests.process.fleet import Fleet, fleet_of
 from tests.process.kit import rows
 from tests.process.load import Load, Trouble, whole
 
@@ -21,8 +21,7 @@ BACK_WITHIN = 60.0
 
 def run() -> list[Row]:
     """The rows of CLUS-24."""
-    with fleet_of("bench", quick=False) as fleet:
-        pinned_models(fleet, {"on-0": 0, "on-1": 1})
+    with fleet_of("bench", {"on-0": (0,), "on-1": (1,)}, quick=False) as fleet:
         for frontend in fleet.cluster.frontends:
             for model in ("on-0", "on-1"):
                 whole(frontend.url, fleet.cluster.secrets.api_key, model)

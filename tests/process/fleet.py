@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -15,7 +15,7 @@ from localai_dist.testing.cluster import Cluster, Plan
 from localai_dist.testing.faults import FaultProxy, Faults
 from localai_dist.testing.waiting import until
 from tests.process.kit import open_folder, quick_plan, rows, running
-from tests.process.scripted import add_model, chat, galleries, pin
+from tests.process.scripted import chat, galleries, pin, write_model
 
 ROUTE = "/api/cluster/connect"
 GRACE = "LOCALAI_WORKER_RECONNECT_GRACE"
@@ -102,12 +102,21 @@ class Fleet:
 
 @contextmanager
 def fleet_of(
-    name: str, frontend_env: dict[str, str] | None = None, *, quick: bool = True, **plan: Any
+    name: str,
+    models: Mapping[str, tuple[Any, ...]],
+    frontend_env: Mapping[str, str] | None = None,
+    *,
+    quick: bool = True,
+    **plan: Any,
 ) -> Iterator[Fleet]:
     """
     A running fleet with the scriptable backend and ``quick`` knobs, or the defaults; ``frontend_env`` goes over them.
 
     ``LOCALAI_WORKER_RECONNECT_GRACE`` of this process goes over everything, so that a suite can be attacked by it.
+
+    Args:
+        name: of its folder.
+        models: name -> the one worker it is placed on, and the backend's options.
     """
     ways: dict[tuple[int, int], FaultProxy] = {}
     with open_folder(name) as folder, Faults() as faults:
@@ -121,16 +130,13 @@ def fleet_of(
             env[GRACE] = os.environ[GRACE]
         made: dict[str, Any] = {"models": [], "way": way, "durable": False, **plan, "frontend_env": env}
         state = folder / "state"
+        (state / "models").mkdir(parents=True)
+        for model, (_, *options) in models.items():
+            write_model(state, model, *options)
         with running(quick_plan(state, **made) if quick else Plan(state=state, **made)) as cluster:
+            for model, (worker, *_) in models.items():
+                pin(cluster, model, worker)
             yield Fleet(cluster, ways, faults)
-
-
-def pinned_models(fleet: Fleet, models: dict[str, int], *options: str) -> None:
-    """Models of the scriptable backend, each placed on the one worker that is named, and loaded there."""
-    with ThreadPoolExecutor(len(models)) as pool:
-        list(pool.map(lambda name: add_model(fleet.cluster, name, *options), models))
-    for name, worker in models.items():
-        pin(fleet.cluster, name, worker)
 
 
 class Watch:

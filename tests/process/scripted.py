@@ -28,20 +28,25 @@ def galleries(folder: Path) -> dict[str, str]:
     return {"LOCALAI_BACKEND_GALLERIES": json.dumps(named)}
 
 
-def add_model(cluster: Cluster, name: str, *options: str, **parameters: Any) -> Path:
+def add_model(cluster: Cluster, name: str, *options: str) -> Path:
     """
     Serve a model ``name`` by the scriptable backend; returns the file its processes report to.
 
     The YAML lands in the models folder of the running cluster; every frontend serves it before this returns.
     """
-    events = cluster.state.root / f"{name}.events"
-    models = cluster.state.models
+    events = write_model(cluster.state.root, name, *options)
+    for frontend in cluster.frontends:
+        until(f"{name} served by {frontend.name}", lambda it=frontend: serves(cluster, it, name), SERVED_WITHIN)
+    return events
+
+
+def write_model(state: Path, name: str, *options: str) -> Path:
+    """The same in a state folder, whose cluster may run or not; returns the file its processes report to."""
+    events, models = state / f"{name}.events", state / "models"
     (models / f"{name}.bin").write_bytes(name.encode() * 100)
     lines = "\n".join(f"  - {option}" for option in [*options, f"test:events={events}"])
     text = f"name: {name}\nbackend: test-backend\nparameters:\n  model: {name}.bin\noptions:\n{lines}\n"
     (models / f"{name}.yaml").write_text(text)
-    for frontend in cluster.frontends:
-        until(f"{name} served by {frontend.name}", lambda it=frontend: serves(cluster, it, name), SERVED_WITHIN)
     return events
 
 

@@ -15,21 +15,22 @@ from localai_dist.testing.balancer import Balancer
 from localai_dist.testing.members import Frontend
 from localai_dist.testing.waiting import until
 from localai_dist.testing.web import ask
-from tests.process.fleet import HOMED_WITHIN, ROUTE, Fleet, Watch, asking, fleet_of, pinned_models
+from tests.process.fleet import HOMED_WITHIN, ROUTE, Fleet, Watch, asking, fleet_of
 from tests.process.load import ANSWER, Load, said
 from tests.process.outside import knock
 
 LAME_DUCK = 1.0
 DRAIN = 8.0
-SLOW = " ".join(f"token{number}" for number in range(40))
+SLOW = " ".join(f"token{number}" for number in range(30))
 
 
 @pytest.fixture(scope="module")
 def ready() -> Iterator[Fleet]:
-    """Two frontends, two workers; on each worker a quick model and one that speaks for four seconds."""
-    with fleet_of("drain", {"LOCALAI_LAME_DUCK": f"{LAME_DUCK}s", "LOCALAI_DRAIN_TIMEOUT": f"{DRAIN}s"}) as fleet:
-        pinned_models(fleet, {"on-0": 0, "on-1": 1})
-        pinned_models(fleet, {"slow-0": 0, "slow-1": 1}, "test:tokens=40", "test:delay=0.1")
+    """Two frontends, two workers; on each worker a quick model and one that speaks for three seconds."""
+    slow = ("test:tokens=30", "test:delay=0.1")
+    models = {"on-0": (0,), "on-1": (1,), "slow-0": (0, *slow), "slow-1": (1, *slow)}
+    env = {"LOCALAI_LAME_DUCK": f"{LAME_DUCK}s", "LOCALAI_DRAIN_TIMEOUT": f"{DRAIN}s"}
+    with fleet_of("drain", models, env) as fleet:
         for model in ("on-0", "on-1", "slow-0", "slow-1"):
             assert fleet.asked(0, model)[0] == 200
         yield fleet

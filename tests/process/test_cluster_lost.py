@@ -14,12 +14,12 @@ import pytest
 
 from localai_dist.testing.child import Child
 from localai_dist.testing.waiting import until
-from tests.process.fleet import HOMED_WITHIN, ROUTE, Fleet, Watch, fleet_of, pinned_models
+from tests.process.fleet import HOMED_WITHIN, ROUTE, Fleet, Watch, fleet_of
 from tests.process.kit import QUICK_WORKER
 from tests.process.load import ANSWER, Trouble, said, whole
 
 GRACE = 3.0
-STALE = 7.0
+STALE = 6.0
 TICK = 1.0
 KEEPALIVE = 1.0
 NOTICED = 3 * KEEPALIVE + 1
@@ -35,9 +35,8 @@ def ready() -> Iterator[Fleet]:
         "LOCALAI_HEALTH_INTERVAL": f"{TICK}s",
         "LOCALAI_ROUTE_WAIT": "500ms",
     }
-    with fleet_of("lost", env) as fleet:
-        pinned_models(fleet, {"on-0": 0, "on-1": 1})
-        pinned_models(fleet, {"slow-0": 0}, "test:tokens=200", "test:delay=0.1")
+    models = {"on-0": (0,), "on-1": (1,), "slow-0": (0, "test:tokens=200", "test:delay=0.1")}
+    with fleet_of("lost", models, env) as fleet:
         yield fleet
 
 
@@ -68,7 +67,7 @@ def test_a_killed_worker_is_offline_and_nothing_else(fleet: Fleet) -> None:
         assert time.monotonic() - killed <= STALE + TICK + 5
         [(since,)] = fleet.rows("select now()")
         later = "select now() > %s::timestamptz + make_interval(secs => %s)"
-        until("three more looks", lambda: fleet.rows(later, since, 3 * TICK) == [(True,)], 3 * TICK + 5)
+        until("two more looks", lambda: fleet.rows(later, since, 2 * TICK) == [(True,)], 2 * TICK + 5)
     for seen in (one.seen, two.seen):
         assert seen == ["healthy", "unhealthy", "offline"]  # departed after the grace, then silent for too long
     cluster.workers[1].start()

@@ -17,10 +17,10 @@ from localai_dist import __version__
 from localai_dist.testing.child import Child
 from localai_dist.testing.waiting import until
 from localai_dist.wire.credentials import PEER_TOKEN, VERSION, digest
-from tests.process.fleet import HOMED_WITHIN, ROUTE, Fleet, Watch, fleet_of, pinned_models
+from tests.process.fleet import HOMED_WITHIN, ROUTE, Fleet, Watch, fleet_of
 from tests.process.load import ANSWER, said
 from tests.process.outside import knock
-from tests.process.scripted import add_model, pin, reported
+from tests.process.scripted import reported
 
 PEER = "/api/cluster/peer"
 STALE = 6.0
@@ -37,8 +37,13 @@ def ready() -> Iterator[Fleet]:
         "LOCALAI_INSTANCE_LIVE_WINDOW": "4s",
         "LOCALAI_ROUTE_WAIT": "500ms",
     }
-    with fleet_of("peers", env) as fleet:
-        pinned_models(fleet, {"on-0": 0, "on-1": 1})
+    models = {
+        "on-0": (0,),
+        "on-1": (1,),
+        "relayed": (0, "test:tokens=40", "test:delay=0.05"),
+        "endless": (0, "test:tokens=1000", "test:delay=0.1"),
+    }
+    with fleet_of("peers", models, env) as fleet:
         yield fleet
 
 
@@ -86,8 +91,6 @@ def test_a_peer_proves_who_it_is(fleet: Fleet) -> None:
     """
     real = fleet.cluster.frontends[1].instance_id
     everything_answers(fleet)
-    add_model(fleet.cluster, "relayed", "test:tokens=40", "test:delay=0.05")
-    pin(fleet.cluster, "relayed", 0)
     assert fleet.asked(1, "relayed", max_tokens=1)[0] == 200
     replicas = fleet.replicas()
     with registered(fleet, "another", "its own secret"), ThreadPoolExecutor(1) as pool:
@@ -208,9 +211,6 @@ def test_a_client_that_leaves_frees_everything(fleet: Fleet, frontend: int, stre
     the cancellation within 2 s, nothing is in flight, the next request is answered (BR-003).
     """
     events = fleet.cluster.state.root / "endless.events"
-    if not events.exists():
-        add_model(fleet.cluster, "endless", "test:tokens=1000", "test:delay=0.1")
-        pin(fleet.cluster, "endless", 0)
     assert fleet.asked(frontend, "endless", max_tokens=1)[0] == 200
     started, cancelled = len(reported(events, "start")), len(reported(events, "cancelled"))
     with _asked(fleet, frontend, stream, 2 if pipelined else 1) as connection:

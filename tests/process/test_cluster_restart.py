@@ -8,7 +8,7 @@ import pytest
 
 from localai_dist.testing.waiting import until
 from localai_dist.testing.web import ask
-from tests.process.fleet import HOMED_WITHIN, Fleet, Watch, asking, fleet_of, pinned_models
+from tests.process.fleet import HOMED_WITHIN, Fleet, Watch, asking, fleet_of
 from tests.process.load import ANSWER
 from tests.process.scripted import reported
 
@@ -21,8 +21,7 @@ def ready() -> Iterator[Fleet]:
     """Two frontends, two workers, quick sweeps, and a model on each worker, loaded."""
     # A heartbeat to a frozen frontend takes twenty seconds to go to the next one: a node may be silent that long.
     env = {"LOCALAI_INSTANCE_LIVE_WINDOW": f"{LIVE_WINDOW}s", "LOCALAI_NODE_STALE_AFTER": "60s"}
-    with fleet_of("restart", env) as fleet:
-        pinned_models(fleet, {"on-0": 0, "on-1": 1})
+    with fleet_of("restart", {"on-0": (0,), "on-1": (1,)}, env) as fleet:
         yield fleet
 
 

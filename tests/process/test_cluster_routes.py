@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from localai_dist.testing.waiting import until
-from tests.process.fleet import HOMED_WITHIN, ROUTE, Fleet, Watch, fleet_of, pinned_models
-from tests.process.scripted import add_model, admin, chat, client, reported
+from tests.process.fleet import HOMED_WITHIN, ROUTE, Fleet, Watch, fleet_of
+from tests.process.load import ANSWER, said, whole
+from tests.process.scripted import add_model, admin, chat, reported
 
 LIVE_WINDOW = 4.0
 TICK = 1.0
@@ -29,8 +31,7 @@ def ready() -> Iterator[Fleet]:
         "LOCALAI_HEALTH_INTERVAL": f"{TICK}s",
         "LOCALAI_ROUTE_WAIT": f"{ROUTE_WAIT}s",
     }
-    with fleet_of("routes", env) as fleet:
-        pinned_models(fleet, {"on-0": 0, "on-1": 1})
+    with fleet_of("routes", {"on-0": (0,), "on-1": (1,)}, env) as fleet:
         yield fleet
 
 
@@ -39,9 +40,6 @@ def fleet(ready: Fleet) -> Fleet:
     """The same, everything running and each tunnel at its own frontend."""
     ready.settle()
     return ready
-
-
-ANSWER = " ".join(f"token{number}" for number in range(10))
 
 
 def test_every_worker_is_served_from_every_frontend(fleet: Fleet) -> None:
@@ -66,19 +64,14 @@ def test_many_requests_over_both_paths(fleet: Fleet) -> None:
     """200 requests, alternating over frontends and models, a third streamed: none fails, no tunnel moves (BR-002)."""
     homes = fleet.spread()
     epochs = fleet.rows("select node_id, epoch from node_connections order by 1")
-    failed = []
-    for number in range(200):
-        model = f"on-{number // 2 % 2}"
-        if number % 3:
-            if fleet.asked(number % 2, model) != (200, ANSWER):
-                failed.append(number)
-            continue
-        api = client(fleet.cluster, fleet.cluster.frontends[number % 2])
-        asked = {"model": model, "messages": [{"role": "user", "content": "go"}], "stream": True}
-        said = [chunk.choices[0].delta.content or "" for chunk in api.chat.completions.create(**asked)]
-        if "".join(said) != ANSWER:
-            failed.append(number)
-    assert failed == []
+    key = fleet.cluster.secrets.api_key
+
+    def one(number: int) -> str:
+        url, model = fleet.cluster.frontends[number % 2].url, f"on-{number // 2 % 2}"
+        return (whole if number % 3 else said)(url, key, model)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert set(pool.map(one, range(200))) == {ANSWER}
     assert fleet.homes() == homes
     assert fleet.rows("select node_id, epoch from node_connections order by 1") == epochs
 

@@ -11,7 +11,6 @@ import pytest
 from localai_dist.testing.waiting import until
 from tests.process.fleet import Fleet, fleet_of
 from tests.process.load import Trouble, said, whole
-from tests.process.scripted import add_model
 
 ROUTE_WAIT = 0.5
 LOAD_WAIT = 1.0
@@ -27,9 +26,8 @@ def fleet() -> Iterator[Fleet]:
         "LOCALAI_MODEL_LOAD_WAIT": f"{LOAD_WAIT}s",
         "LOCALAI_NATS_MODEL_LOAD_TIMEOUT": f"{LOAD_BUDGET}s",
     }
-    with fleet_of("timers", env, frontends=1, workers=1) as started:
-        add_model(started.cluster, "slow", "test:tokens=300", "test:delay=0.1")
-        add_model(started.cluster, "late", "test:load_delay=30")
+    models = {"slow": (0, "test:tokens=300", "test:delay=0.1"), "late": (0, "test:load_delay=30")}
+    with fleet_of("timers", models, env, frontends=1, workers=1) as started:
         until("a loaded model", lambda: started.asked(0, "slow", max_tokens=1)[0] == 200, 20)
         yield started
 
