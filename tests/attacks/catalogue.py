@@ -368,6 +368,45 @@ ATTACKS: tuple[Attack, ...] = (
         leaves_green=("tests.tunnel.test_acceptor.TogetherTests",),
     ),
     Attack(
+        name="a-grace-of-a-millisecond",
+        file="localai_dist/settings/frontend.py",
+        old='DURATION, 90 * SECOND, "How long a lost tunnel counts as reconnecting',
+        new='DURATION, 0.005 * SECOND, "How long a lost tunnel counts as reconnecting',
+        reddens=("tests/process/test_cluster_routes.py::test_the_owner_is_killed",),
+        leaves_green=(
+            "tests/process/test_cluster_routes.py::test_every_worker_is_served_from_every_frontend",
+            "tests/process/test_cluster_routes.py::test_both_tunnels_blocked_while_heartbeats_pass",
+        ),
+    ),
+    Attack(
+        name="a-thawed-frontend-takes-back-what-moved",
+        file="localai_dist/store/sql/ownership.sql",
+        old="where node_connections.epoch = %(epoch)s\n",
+        new="where node_connections.epoch = %(epoch)s or true\n",
+        reddens=("tests.db.test_ownership.PresenceTests.test_only_a_tunnel_that_nobody_took_is_reclaimed",),
+        leaves_green=("tests.db.test_ownership.ClaimTests.test_the_last_claim_wins",),
+    ),
+    Attack(
+        name="a-former-process-keeps-its-tunnels",
+        file="localai_dist/store/sql/instances.sql",
+        old="    where owner_instance_id = %(id)s returning node_id\n",
+        new="    where owner_instance_id = %(id)s and false returning node_id\n",
+        reddens=(
+            "tests.db.test_ownership.InstanceTests.test_a_new_process_holds_nothing_of_its_former_one",
+            "tests/process/test_cluster_restart.py::test_owner_and_worker_die_in_the_same_interval",
+        ),
+        leaves_green=("tests.db.test_ownership.InstanceTests.test_one_beat_does_it_all",),
+    ),
+    Attack(
+        name="a-retiring-tunnels-end-taken-for-the-new-ones",
+        file="localai_dist/tunnel/link.py",
+        old="        previous, self.current = self.current, session\n",
+        new="        previous = self.current\n        if previous is not None:\n            self._retire(previous)\n"
+        "        self.current, previous = session, None\n",
+        reddens=("tests.tunnel.test_dialer.TunnelClientTests.test_a_retiring_tunnel_without_streams_is_closed",),
+        leaves_green=("tests.tunnel.test_dialer.TunnelClientTests.test_make_before_break",),
+    ),
+    Attack(
         name="observe-does-nothing",
         file="localai_dist/staging/hold.py",
         old="        return replace(self, expiry=min(now + self.stall, self.cap_at), observed_at=now)\n",
@@ -527,7 +566,7 @@ ATTACKS: tuple[Attack, ...] = (
         old="            stream.ready_in = stream.traffic\n",
         new="            stream.ready_in = TrafficClass.INFERENCE\n",
         reddens=(
-            "tests.net.test_links.SlowLinkTests.test_the_next_frame_on_the_wire",
+            "tests.net.test_links.SlowLinkTests.test_requests_beside_a_transfer",
             "tests.mux.test_session.ClassOrderTests.test_urgent_goes_first",
         ),
         leaves_green=("tests.net.test_stream.MuxStreamSuite.test_order",),

@@ -115,7 +115,9 @@ class DelayCapTests(SynchronousTestCase):
         cap.pong_received(first, 0.02, 0.0)
         cap.bulk_credited(4 * MiB)
         self.assertEqual(cap.under_way, 2 * MiB)
-        cap.bulk_credited(2 * MiB)
+        for _ in range(3):
+            cap.bulk_credited(4 * MiB)
+        self.assertEqual(cap.under_way, 0)
         cap.pong_received(second, 0.03, 0.0)
         self.assertEqual(cap.under_way, 1 * MiB)
 
