@@ -222,7 +222,7 @@ class _End:
     def reset(self) -> None:
         """Close it so that the other side sees a reset."""
         raw: socket.socket | None = self.writer.get_extra_info("socket")
-        if raw is not None:
+        if raw is not None and raw.fileno() >= 0:  # it may be closed already
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _ABORT)
         self.writer.transport.abort()
 
