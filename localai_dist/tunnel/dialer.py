@@ -61,11 +61,13 @@ class TunnelState:
         connected: whether a tunnel is open.
         since: since when, on the service's clock (s), or None before the first change.
         reason: "connected", or why not.
+        losses: how many tunnels were lost so far; one that retired for a newer one was not.
     """
 
     connected: bool = False
     since: float | None = None
     reason: str = "not started"
+    losses: int = 0
 
 
 class TunnelClient(Service):
@@ -178,11 +180,22 @@ class TunnelClient(Service):
             self._on_unauthorised()
 
     def _changed(self, reason: str) -> None:
-        connected = self._core.current is not None
-        if connected and self._core.current is not None:
-            self.log.info("tunnel open at {url}", url=self._core.rotation.order()[0])
-        since = self._state.since if connected is self._state.connected else self._reactor.seconds()
-        self._state = TunnelState(connected, since, reason)
+        connected, before = self._core.current is not None, self._state
+        if connected:
+            self._opened(before)
+        since = before.since if connected is before.connected else self._reactor.seconds()
+        losses = before.losses + (before.connected and not connected)
+        self._state = TunnelState(connected, since, reason, losses)
+
+    def _opened(self, before: TunnelState) -> None:
+        """One line per tunnel; after a loss it says how long there was none."""
+        url = self._core.rotation.order()[0]
+        if before.losses and not before.connected and before.since is not None:
+            away = self._reactor.seconds() - before.since
+            text = "tunnel open again at {url} after {away:.1f} s without, {losses} lost so far"
+            self.log.info(text, url=url, away=away, losses=before.losses)
+        else:
+            self.log.info("tunnel open at {url}", url=url)
 
     async def _all_ended(self, sessions: Sequence[MuxSession]) -> None:
         cut = self._reactor.callLater(CLOSE_TIMEOUT, self._cut, sessions)

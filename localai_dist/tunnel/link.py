@@ -211,7 +211,8 @@ class Core:
         self.retiring.discard(session)
         if session is not self.current:
             return
-        self.log.info("the tunnel ended: {reason}", reason=reason.getErrorMessage())
+        held = self.clock.seconds() - session.opened_at
+        self.log.info("the tunnel ended after {held:.1f} s: {reason}", held=held, reason=reason.getErrorMessage())
         self.current = None
         self._count(session)
         if reason.check(KeepaliveTimeout) is not None:  # a silent frontend would cost the whole dial timeout

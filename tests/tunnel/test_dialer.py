@@ -8,7 +8,7 @@ from typing import Any, ClassVar, cast
 from automat import NoTransition
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
-from twisted.logger import ILogObserver, formatEvent, globalLogPublisher
+from twisted.logger import ILogObserver, LogLevel, formatEvent, globalLogPublisher
 from twisted.trial.unittest import SynchronousTestCase
 
 from localai_dist import __version__
@@ -126,6 +126,32 @@ class TunnelClientTests(DialerCase):
         tunnel.end()
         self.assertEqual((self.client.state.connected, self.client.state.since), (False, 1005.0))
         self.assertIn("connection was lost", self.client.state.reason)
+
+    def test_each_loss_and_each_recovery_is_one_line(self) -> None:
+        """20 tunnels ended by a balancer after a minute each, then ten minutes without: lines and count (BR-117)."""
+        for _ in range(20):
+            tunnel = self.admit()
+            self.clock.advance(60)
+            tunnel.end()
+            while self.frontends.dials[-1][2].called:
+                self.clock.advance(1)
+        for _ in range(600):
+            if not self.frontends.dials[-1][2].called:
+                self.refuse()
+            self.clock.advance(1)
+        while self.frontends.dials[-1][2].called:
+            self.clock.advance(1)
+        self.admit()
+        ours = [event for event in self.logged if event["log_namespace"].startswith("localai_dist.tunnel")]
+        said = [formatEvent(event) for event in ours if event["log_level"] >= LogLevel.info]
+        lost = [line for line in said if "the tunnel ended after 60.0 s" in line]
+        again = [line for line in said if "tunnel open again" in line]
+        self.assertEqual((len(lost), len(again), self.client.state.losses), (20, 20, 20))
+        self.assertIn("20 lost so far", again[-1])
+        away = float(again[-1].split(" after ")[1].split(" s")[0])
+        self.assertGreaterEqual(away, 600)
+        # In ten minutes of outage each frontend is complained of once, not on every try.
+        self.assertLess(len(said), 20 + 20 + 10)
 
     def test_refused_the_next_one_at_once_and_back_off_after_a_whole_round(self) -> None:
         """Each frontend is tried before any wait; then the waits double to 30 s."""
