@@ -20,6 +20,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.endpoints import HostnameEndpoint, wrapClientTLS
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.ssl import optionsForClientTLS
+from twisted.python.failure import Failure
 from twisted.web.server import NOT_DONE_YET
 
 from localai_dist.errors import UserMistake
@@ -80,7 +81,7 @@ async def dial(
     call = reactor.callLater(timeout, lambda: waiting[0].cancel())
     wire: Any = None
     try:
-        waiting[:] = [endpoint.connect(factory)]
+        waiting[:] = [_cancellable(endpoint.connect(factory))]
         wire = await waiting[0]
         waiting[:] = [_opened(wire)]
         await waiting[0]
@@ -130,6 +131,24 @@ def _target(reactor: Any, url: str, headers: Mapping[str, str], tls_trust: Any) 
     if scheme == "wss":
         endpoint = wrapClientTLS(optionsForClientTLS(parts.hostname, trustRoot=tls_trust), endpoint)
     return f"{host}:{port}", factory, endpoint
+
+
+def _cancellable(connecting: Deferred[Any]) -> Deferred[Any]:
+    """``connecting``, whose cancelling is told as such: endpoints tell it as a failed lookup or connect."""
+
+    def cancelled(waiting: Deferred[Any]) -> None:
+        waiting.errback(CancelledError())
+        connecting.cancel()
+
+    def connected(result: Any) -> None:
+        if not waiting.called:
+            waiting.callback(result)
+        elif not isinstance(result, Failure):  # connected all the same
+            _drop(result)
+
+    waiting: Deferred[Any] = Deferred(cancelled)
+    connecting.addBoth(connected)
+    return waiting
 
 
 def _opened(wire: Any) -> Deferred[None]:
