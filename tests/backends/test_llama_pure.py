@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from localai_dist.backends.llama_cpp.replies import joined, reply_of
 from localai_dist.backends.llama_cpp.asked import BadRequest, embedding_input, engine_settings, generation
+from localai_dist.backends.llama_cpp.replies import joined, reply_of
 from localai_dist.rpc import backend_pb2 as pb
 
 
