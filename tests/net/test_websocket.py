@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -28,6 +27,7 @@ from localai_dist.net.session import MuxSession, SessionConfig
 from localai_dist.net.stream import MuxStream
 from localai_dist.net.websocket import accept, dial, require_masker
 from localai_dist.net.websocket_carrier import MESSAGE_MAX
+from localai_dist.testing.child import child_environment, twistd
 from localai_dist.testing.memory import Recorder
 from localai_dist.testing.streams import Source
 from localai_dist.units import MiB
@@ -349,14 +349,19 @@ class MaskerTests(TestCase):
         require_masker()
 
     def test_missing(self) -> None:
-        """Without the native masker we refuse to start and say how to get it (MUX-12)."""
-        code = "from localai_dist.net.websocket import require_masker\nrequire_masker()"
+        """Without the native masker a daemon refuses to start, in one line that says how to get it (MUX-12, BR-050)."""
+        folder = self.mktemp()
+        os.makedirs(folder)
+        env = {
+            "AUTOBAHN_USE_NVX": "0",
+            "LOCALAI_REGISTER_TO": "http://127.0.0.1:1",
+            "LOCALAI_REGISTRATION_TOKEN": "x",
+            **{f"LOCALAI_{name}_PATH": f"{folder}/{name}" for name in ("DATA", "MODELS", "BACKENDS")},
+        }
         ran = subprocess.run(
-            [sys.executable, "-c", code],
-            env={**os.environ, "AUTOBAHN_USE_NVX": "0"},
-            capture_output=True,
-            text=True,
-            check=False,
+            twistd("localai-worker"), env=child_environment(env), cwd=folder, capture_output=True, text=True, timeout=60
         )
-        self.assertIn("pip install", ran.stderr)
-        self.assertIn("UserMistake", ran.stderr)
+        self.assertEqual(ran.returncode, 1)
+        (line,) = ran.stderr.strip().splitlines()
+        self.assertIn("pip install", line)
+        self.assertIn("NVX", line)
