@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import Final, assert_never
 
@@ -21,6 +20,7 @@ from localai_dist.mux.stream import Stream
 from localai_dist.net.carrier import Carrier
 from localai_dist.net.config import SessionConfig, SessionEnd
 from localai_dist.net.errors import SessionClosedHere, SessionLost, SessionSilent
+from localai_dist.net.opens import QueueOfOpens
 from localai_dist.net.stream import MuxStream
 
 FIRST_PINGS: Final = 4
@@ -59,7 +59,7 @@ class MuxSession:
         self.rtt: float | None = None
         self._carrier = carrier
         self._streams: dict[int, MuxStream] = {}
-        self._waiting: deque[tuple[Deferred[MuxStream], TrafficClass]] = deque()
+        self._waiting = QueueOfOpens(self._open_now)
         self._closed: Failure | None = None
         self._close_watchers: list[Deferred[SessionEnd]] = []
         self._held = 0
@@ -120,9 +120,7 @@ class MuxSession:
             if self.core.opened_here + len(self._waiting) >= self.config.max_streams:
                 raise TooManyStreams(f"{self.config.max_streams} streams are open already")
             if self._waiting or (self.core.backlog_full and not self.core.closing):
-                waiter: Deferred[MuxStream] = Deferred(self._give_up_waiting)
-                self._waiting.append((waiter, traffic))
-                return waiter
+                return self._waiting.join(traffic)
             return succeed(self._open_now(traffic))
         except LocalProtocolError:
             return fail()
@@ -139,7 +137,7 @@ class MuxSession:
         """Take no new streams on either end; the open ones finish."""
         if self._closed is None:
             self.core.go_away()
-            self._fail_waiting(Failure(SessionClosing("the session takes no new streams: it is going away")))
+            self._waiting.fail(Failure(SessionClosing("the session takes no new streams: it is going away")))
             self.schedule()
 
     def abort(self, reason: Exception) -> None:
@@ -259,7 +257,7 @@ class MuxSession:
             shell.abortConnection()
 
     def _on_go_away(self) -> None:
-        self._fail_waiting(Failure(SessionClosing("the peer takes no new streams: it is going away")))
+        self._waiting.fail(Failure(SessionClosing("the peer takes no new streams: it is going away")))
         if self.on_go_away is not None:
             self.on_go_away()
 
@@ -287,21 +285,7 @@ class MuxSession:
 
     def _open_waiting(self) -> None:
         while self._waiting and not self.core.backlog_full and not self.core.closing:
-            waiter, traffic = self._waiting.popleft()
-            try:
-                stream = self._open_now(traffic)
-            except LocalProtocolError:  # the last stream id went while it waited
-                waiter.errback()
-            else:
-                waiter.callback(stream)
-
-    def _give_up_waiting(self, waiter: Deferred[MuxStream]) -> None:
-        self._waiting = deque(entry for entry in self._waiting if entry[0] is not waiter)
-
-    def _fail_waiting(self, reason: Failure) -> None:
-        waiting, self._waiting = self._waiting, deque()
-        for waiter, _ in waiting:
-            waiter.errback(reason)
+            self._waiting.serve()
 
     # -- sending ---------------------------------------------------------------------------------------------------
 
@@ -383,7 +367,7 @@ class MuxSession:
             if call is not None and call.active():
                 call.cancel()
         self._flush_call = self._keepalive_call = self._measure_call = None
-        self._fail_waiting(reason)
+        self._waiting.fail(reason)
         for stream in list(self._streams.values()):
             stream.session_ended(reason)
         self._streams.clear()
