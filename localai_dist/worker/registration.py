@@ -92,7 +92,8 @@ class Registration(Service):
         backoff: between two attempts to register.
         chance: a random number from 0 to 1, for the backoff.
         on_refused: told when a frontend will never take this node; the daemon should end with its text.
-        on_registered: told each time a frontend took this node; the tunnel should dial without waiting.
+        on_registered: told each time a frontend took this node, or answers again after none did; the tunnel should dial
+            without waiting.
 
     Attributes:
         status: as the last registration answered: ``pending``, ``healthy`` …; empty before.
@@ -224,6 +225,9 @@ class Registration(Service):
                     await self._register()
                 else:
                     await self._beat()
+                    if failures:
+                        # A frontend answers again: the tunnel need not wait out a backoff of half a minute.
+                        self._on_registered()
                 failures = 0
             except NotReached as error:
                 failures += 1

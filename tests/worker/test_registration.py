@@ -303,6 +303,15 @@ class BeatTests(RegistrationCase):
         self.assertEqual(self.registration.why_not(), "")
         self.assertEqual(len(self.agent.paths()), 3)
 
+    def test_the_tunnel_dials_when_a_frontend_answers_again(self) -> None:
+        """The first good beat after none was answered lets the tunnel dial at once; the ones after it do not."""
+        self.agent.rules["heartbeat"] = ConnectionRefusedError()
+        self.clock.advance(10)
+        before = list(self.times)
+        self.agent.rules["heartbeat"] = 200
+        self.clock.pump([10, 10])
+        self.assertEqual(len(self.times), len(before) + 1)
+
     def test_registers_again_when_forgotten(self) -> None:
         """A node that is no longer known registers again within seconds, with its own token."""
         for status in (404, 401, 403):
