@@ -56,6 +56,7 @@ class Receiver:
         self._peer_parity = 0 if client else 1
         self._highest_peer_id = 0
         self._owed: dict[int, Stream] = {}
+        self._withheld: dict[int, Stream] = {}
         self._partial = b""
         self._payload_left = 0
         self._payload_of: Stream | None = None

@@ -113,6 +113,8 @@ class Sender:
             held: bytes given to the transport since it was last empty.
         """
         batch = Batch()
+        if held >= self.limit.limit and not self.control and not self._ready[0] and not self._ready[1]:
+            return batch  # only bulk, which has to wait
         top = max(FRAME_MIN, min(BATCH_MAX, self.limit.limit))
         while self.control and batch.size < BATCH_MAX - HEADER_SIZE and held < CONTROL_ROOM:
             batch.add(self.control.popleft())

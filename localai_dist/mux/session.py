@@ -23,7 +23,7 @@ from localai_dist.mux.frame import MAX_LENGTH, Flag, FrameType, GoAway
 from localai_dist.mux.receiver import Receiver
 from localai_dist.mux.sender import Batch, Sender
 from localai_dist.mux.stream import BULK_WINDOW, Input, Stream
-from localai_dist.mux.window import SPEC_WINDOW, WindowPool
+from localai_dist.mux.window import CREDIT_GRAIN, SPEC_WINDOW, WindowPool
 from localai_dist.units import MiB
 
 CONTROL_MAX: Final = 65_536
@@ -154,8 +154,9 @@ class Session(Receiver):
         self._retire(stream)
 
     def _owe(self, stream: Stream) -> None:
-        if stream.receive_window.grant_due and stream.readable and (stream.local or stream.acked):
-            self._owed[stream.id] = stream
+        window = stream.receive_window
+        if window.owed >= CREDIT_GRAIN and stream.readable and (stream.local or stream.acked):
+            (self._owed if window.grant_due else self._withheld)[stream.id] = stream
 
     # -- the session -----------------------------------------------------------------------------------------------
 
@@ -184,7 +185,8 @@ class Session(Receiver):
         """
         while self._owed:
             _, stream = self._owed.popitem()
-            if stream.readable:
+            self._withheld.pop(stream.id, None)
+            if stream.readable and stream.receive_window.owed:
                 self._control(FrameType.WINDOW_UPDATE, Flag.NONE, stream.id, stream.receive_window.take_grant())
         batch = self.sender.batch(now, held)
         for stream in batch.served:
@@ -195,6 +197,16 @@ class Session(Receiver):
     def credit_due(self) -> bool:
         """Whether credit is owed to the peer and worth a frame."""
         return bool(self._owed)
+
+    @property
+    def credit_withheld(self) -> bool:
+        """Whether credit waits to become a larger piece; ``release_credit`` is called ``CREDIT_TIME`` later."""
+        return bool(self._withheld)
+
+    def release_credit(self) -> None:
+        """Whatever was withheld is due now: the sender may stand still for want of it."""
+        self._owed.update(self._withheld)
+        self._withheld.clear()
 
     @property
     def flooded(self) -> bool:

@@ -30,6 +30,8 @@ PIECE: Final = 64 * KiB
 class State(Enum):
     """What may still travel on a stream."""
 
+    __hash__ = object.__hash__  # members are single; Enum's own costs a Python call for each look-up in the table
+
     OPEN = "open"
     LOCAL_CLOSED = "we sent FIN"
     REMOTE_CLOSED = "the peer sent FIN"
@@ -39,6 +41,8 @@ class State(Enum):
 
 class Input(Enum):
     """What happens to a stream."""
+
+    __hash__ = object.__hash__
 
     SEND_DATA = "send data"
     SEND_FIN = "send FIN"

@@ -2,7 +2,8 @@
 Flow control arithmetic: how much may be sent, how much the peer may send, when to grant more.
 
 1. Both directions of every stream start at 256 KiB (the yamux specification).
-2. A receiver grants credit for bytes the *application* consumed, in pieces of at least ``CREDIT_GRAIN``.
+2. A receiver grants credit for bytes the *application* consumed, in pieces of at least ``CREDIT_GRAIN``; of a fast
+   stream with a large window in larger pieces, worth ``CREDIT_TIME`` of its rate, because each grant wakes both ends.
 3. A receive window may grow; the growth is credit like any other, so the peer is told before it can use it.
 4. All growth beyond 256 KiB of all streams of a session comes from one ``WindowPool``. Hence the bytes nobody has read
    stay under streams x 256 KiB + the pool.
@@ -22,6 +23,16 @@ SPEC_WINDOW: Final = 256 * KiB
 
 CREDIT_GRAIN: Final = 32 * KiB
 """Credit is granted in pieces of at least this size; finer costs frames, coarser blinds the sender's delay cap."""
+
+CREDIT_TIME: Final = 0.001
+"""A grant waits for no more bytes than arrive in this time (s)."""
+
+CREDIT_SHARE: Final = 16
+"""Nor for more than this part of the window, so that the sender never runs dry for want of a grant."""
+
+CREDIT_GRAIN_MAX: Final = 256 * KiB
+RATE_SPAN: Final = 0.01
+"""A stream's rate is measured over at least this time (s)."""
 
 GROWTH_ROUND_TRIPS: Final = 4
 """A window used up within this many round trips is what limits the sender, so it doubles."""
@@ -84,9 +95,22 @@ class ReceiveWindow:
         allowed: what the peer was told it may still send.
         unread: received, not yet consumed by the application.
         owed: consumed (or grown), not yet granted.
+        grain: how much has to be owed to be worth a frame.
     """
 
-    __slots__ = ("_epoch", "_epoch_bytes", "_maximum", "_pool", "allowed", "owed", "size", "unread")
+    __slots__ = (
+        "_epoch",
+        "_epoch_bytes",
+        "_maximum",
+        "_pool",
+        "_span_bytes",
+        "_span_since",
+        "allowed",
+        "grain",
+        "owed",
+        "size",
+        "unread",
+    )
 
     def __init__(self, pool: WindowPool, maximum: int) -> None:
         self.size = self.allowed = SPEC_WINDOW
@@ -95,6 +119,9 @@ class ReceiveWindow:
         self._maximum = maximum
         self._epoch: float | None = None
         self._epoch_bytes = 0
+        self.grain = CREDIT_GRAIN
+        self._span_since: float | None = None
+        self._span_bytes = 0
 
     def received(self, count: int) -> None:
         """
@@ -127,6 +154,13 @@ class ReceiveWindow:
             if round_trip is not None and now - self._epoch < GROWTH_ROUND_TRIPS * round_trip:
                 self.grow(2 * self.size)
             self._epoch, self._epoch_bytes = now, 0
+        self._span_bytes += count
+        if self._span_since is None:
+            self._span_since = now
+        elif now - self._span_since >= RATE_SPAN:
+            worth = int(self._span_bytes / (now - self._span_since) * CREDIT_TIME)
+            self.grain = max(CREDIT_GRAIN, min(worth, self.size // CREDIT_SHARE, CREDIT_GRAIN_MAX))
+            self._span_since, self._span_bytes = now, 0
 
     def grow(self, size: int) -> None:
         """Widen to ``size``, or as far as the maximum and the pool allow; the growth is owed to the peer."""
@@ -139,7 +173,7 @@ class ReceiveWindow:
     @property
     def grant_due(self) -> bool:
         """Whether enough is owed to be worth a frame."""
-        return self.owed >= CREDIT_GRAIN
+        return self.owed >= self.grain
 
     def take_grant(self) -> int:
         """Everything owed; the caller tells the peer now."""

@@ -77,3 +77,12 @@ class StreamCutShort(StreamReset, ConnectionLost):
     def __str__(self) -> str:
         """The cause alone, without Twisted's preamble."""
         return " ".join(map(str, self.args))
+
+
+def as_lost(reason: Exception) -> Exception:
+    """``reason`` as what streams are told: always session death, with the cause kept."""
+    if isinstance(reason, SessionLost):
+        return reason
+    lost = SessionLost(str(reason) or type(reason).__name__)
+    lost.__cause__ = reason
+    return lost

@@ -17,9 +17,10 @@ from localai_dist.mux.frame import GoAway
 from localai_dist.mux.pacing import PING_INTERVAL
 from localai_dist.mux.session import Session
 from localai_dist.mux.stream import Stream
+from localai_dist.mux.window import CREDIT_TIME
 from localai_dist.net.carrier import Carrier
 from localai_dist.net.config import SessionConfig, SessionEnd
-from localai_dist.net.errors import SessionClosedHere, SessionLost, SessionSilent
+from localai_dist.net.errors import SessionClosedHere, SessionLost, SessionSilent, as_lost
 from localai_dist.net.opens import QueueOfOpens
 from localai_dist.net.stream import MuxStream
 
@@ -65,13 +66,13 @@ class MuxSession:
         self._held = 0
         self._held_since = 0.0
         self._paused = False
-        self._pumping = self._receiving = False
-        self._in_read = self._flush_due = False
+        self._pumping = self._receiving = self._in_read = self._flush_due = False
         self._flush_call: IDelayedCall | None = None
         self._pings_sent = 0
         self._last_received = self.opened_at
         self._keepalive_call: IDelayedCall | None = None
         self._measure_call: IDelayedCall | None = None
+        self._credit_call: IDelayedCall | None = None
 
     def begin(self) -> None:
         """Start delivering and sending; called once, after ``on_stream`` is set."""
@@ -143,7 +144,7 @@ class MuxSession:
     def abort(self, reason: Exception) -> None:
         """Session death now: every stream gets it, the connection is dropped."""
         if self._closed is None:
-            self._end(Failure(_as_lost(reason)))
+            self._end(Failure(as_lost(reason)))
             self._carrier.abort()
 
     def close(self) -> None:
@@ -216,6 +217,15 @@ class MuxSession:
             self._flush_due = True
         elif self._flush_call is None and self._closed is None and not self._pumping:
             self._flush_call = self.clock.callLater(0, self._flush)
+
+    def consumed(self, stream: Stream, count: int) -> None:
+        """The application of ``stream`` took so many bytes."""
+        if self._closed is None:
+            self.core.consumed(stream, count, self.clock.seconds())
+            if self.core.credit_due:
+                self.schedule()
+            elif self.core.credit_withheld and self._credit_call is None:
+                self._credit_call = self.clock.callLater(CREDIT_TIME, self._release_credit)
 
     def stream_gone(self, stream: MuxStream) -> None:
         """``stream`` has nothing left in either direction; its place is free."""
@@ -320,6 +330,12 @@ class MuxSession:
         if self._measure_call is None and self._closed is None and self.core.bulk_under_way:
             self._measure()
 
+    def _release_credit(self) -> None:
+        self._credit_call = None
+        self.core.release_credit()
+        if self.core.credit_due:
+            self.schedule()
+
     # -- time ------------------------------------------------------------------------------------------------------
 
     def _measure(self) -> None:
@@ -363,10 +379,10 @@ class MuxSession:
 
     def _end(self, reason: Failure) -> None:
         self._closed = reason
-        for call in (self._flush_call, self._keepalive_call, self._measure_call):
+        for call in (self._flush_call, self._keepalive_call, self._measure_call, self._credit_call):
             if call is not None and call.active():
                 call.cancel()
-        self._flush_call = self._keepalive_call = self._measure_call = None
+        self._flush_call = self._keepalive_call = self._measure_call = self._credit_call = None
         self._waiting.fail(reason)
         for stream in list(self._streams.values()):
             stream.session_ended(reason)
@@ -379,15 +395,6 @@ class MuxSession:
 def _shell(stream: Stream) -> MuxStream:
     assert isinstance(stream.owner, MuxStream)
     return stream.owner
-
-
-def _as_lost(reason: Exception) -> Exception:
-    """``reason`` as what streams are told: always session death, with the cause kept."""
-    if isinstance(reason, SessionLost):
-        return reason
-    lost = SessionLost(str(reason) or type(reason).__name__)
-    lost.__cause__ = reason
-    return lost
 
 
 __all__ = ["MuxSession", "SessionConfig", "SessionEnd"]

@@ -244,10 +244,8 @@ class MuxStream(Socketless):
         self._consumed(len(data) - self._returned)
 
     def _consumed(self, count: int) -> None:
-        if count and self.session.is_open:
-            self.session.core.consumed(self._core, count, self.session.clock.seconds())
-            if self.session.core.credit_due:
-                self.session.schedule()
+        if count:
+            self.session.consumed(self._core, count)
 
     def _tell_finished(self) -> None:
         if self._half_closed_told:

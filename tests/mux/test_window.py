@@ -54,6 +54,22 @@ class ReceiveWindowTests(SynchronousTestCase):
         self.assertEqual(self.window.take_grant(), 256 * KiB)
         self.window.received(512 * KiB)
 
+    def test_fast_streams_are_credited_in_larger_pieces(self) -> None:
+        """Of a fast stream with a large window a grant is worth a millisecond of its rate, never the whole window."""
+        window = ReceiveWindow(WindowPool(16 * MiB), 16 * MiB)
+        window.grow(4 * MiB)
+        window.take_grant()
+        now = 0.0
+        for rate, grain in ((12e6, CREDIT_GRAIN), (100e6, 100_000), (2e9, 256 * KiB), (12e6, CREDIT_GRAIN)):
+            until = now + 0.03
+            while now < until:
+                now += 20 * KiB / rate
+                window.received(20 * KiB)
+                window.consumed(20 * KiB, now, None)
+                if window.grant_due:
+                    window.take_grant()
+            self.assertAlmostEqual(window.grain, grain, delta=2 * KiB)
+
     def test_growth_comes_from_the_pool(self) -> None:
         """Windows together grow by no more than the pool, and give it back (MUX-7)."""
         other = ReceiveWindow(self.pool, 16 * MiB)

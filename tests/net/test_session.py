@@ -10,7 +10,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from localai_dist.mux.classes import TrafficClass
 from localai_dist.mux.errors import KeepaliveTimeout, SessionClosing, SessionDead, StreamReset, TooManyStreams
 from localai_dist.mux.frame import Flag, FrameType, encode
-from localai_dist.mux.window import SPEC_WINDOW
+from localai_dist.mux.window import CREDIT_TIME, SPEC_WINDOW
 from localai_dist.net.session import MuxSession, SessionConfig
 from localai_dist.net.stream import MuxStream
 from localai_dist.testing.memory import MemoryCarrier, Recorder, SessionPair
@@ -244,6 +244,22 @@ class TransferTests(SessionCase):
         Source(near, 8 * MiB).begin()
         self.pair.pass_time(2)
         self.assertLessEqual(self.pair.carriers.a.largest + 14, 65_536)
+
+    def test_withheld_credit_is_granted_soon(self) -> None:
+        """Credit held back to become a larger piece is granted a millisecond later, lest the sender stands still."""
+        near, far = self.pair.open(traffic=TrafficClass.BULK)
+        near.start(Recorder())
+        far.traffic = TrafficClass.BULK
+        far.start(Recorder())
+        self.pair.settle()
+        window = self.pair.server.core.streams[near.id].receive_window
+        window.grain = 256 * KiB
+        near.write(bytes(100 * KiB))
+        self.pair.settle()
+        self.assertEqual(window.owed, 100 * KiB)
+        self.pair.clock.advance(CREDIT_TIME)
+        self.pair.settle()
+        self.assertEqual(window.owed, 0)
 
     def test_transport_is_never_overfilled(self) -> None:
         """While the transport drains nothing, the session gives it a bounded amount, however many streams want."""
