@@ -26,7 +26,7 @@ WARNINGS = ["-W", "error"]
 for _known in (
     "ignore::DeprecationWarning:txpostgres",
     "ignore::DeprecationWarning:autobahn",
-    "ignore:twisted.web.resource._UnsafeNoResource",
+    "ignore:twisted.web.resource._Unsafe",
     "ignore:Passing pyOpenSSL",
     "ignore:Using readBody with a transport",
 ):
