@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 DEMO ?=
 COMMA := ,
 
-.PHONY: venv demo test test-slow check bench attacks fuzz docs proto clean
+.PHONY: venv demo test test-slow check bench bench-tunnel attacks fuzz docs proto clean
 
 # editable_mode=compat: the default hides the twistd plugins of a flat layout.
 define install
@@ -55,6 +55,9 @@ fuzz: $(VENV)/.test
 
 bench: $(VENV)/.test
 	@$(BIN)/python -m bench
+
+bench-tunnel: $(VENV)/.test
+	@$(BIN)/python -m bench tunnel
 
 docs: $(VENV)/.test
 	@$(BIN)/python -m localai_dist.settings.reference > docs/reference/options.md

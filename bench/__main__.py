@@ -7,7 +7,7 @@ import sys
 
 from bench.rows import shown, write
 
-BENCHES = ("cluster",)
+BENCHES = ("tunnel", "cluster")
 """Modules of this package with a function ``run() -> list[Row]``."""
 
 
