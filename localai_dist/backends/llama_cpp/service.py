@@ -13,9 +13,6 @@ from typing import Any, NoReturn, TypeAlias, TypeVar
 import grpc
 import grpc.aio
 
-from localai_dist.backends.llama_cpp.engine import Engine, EngineError
-from localai_dist.backends.llama_cpp.flow import Flow
-from localai_dist.backends.llama_cpp.replies import joined, reply_of
 from localai_dist.backends.llama_cpp.asked import (
     BadRequest,
     EngineSettings,
@@ -23,6 +20,9 @@ from localai_dist.backends.llama_cpp.asked import (
     engine_settings,
     generation,
 )
+from localai_dist.backends.llama_cpp.engine import Engine, EngineError
+from localai_dist.backends.llama_cpp.flow import Flow
+from localai_dist.backends.llama_cpp.replies import joined, reply_of
 from localai_dist.rpc import backend_pb2 as pb
 from localai_dist.rpc import backend_pb2_grpc
 
