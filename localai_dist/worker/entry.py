@@ -25,6 +25,7 @@ class Entry:
     Attributes:
         path: the file.
         lock: held by whoever writes or settles it.
+        waiting: uploads that wait for the lock.
         size: bytes on the disk, as far as this process wrote or saw them.
         failure: why the last verification ended early; told once.
     """
@@ -34,13 +35,14 @@ class Entry:
     def __init__(self, path: Path, offload: Offload) -> None:
         self.path = path
         self.lock = DeferredLock()
+        self.waiting = 0
         self.size = 0
         self.failure: Exception | None = None
         self._stamp = 0
         self._offload = offload
         self._hash = sums.RunningHash()
         self._catching_up = False
-        self._waiting: list[Deferred[None]] = []
+        self._catch_up_waiters: list[Deferred[None]] = []
 
     @property
     def verified(self) -> int:
@@ -56,6 +58,11 @@ class Entry:
     def idle(self) -> bool:
         """Whether nobody uses it."""
         return not self.lock.locked and not self._catching_up
+
+    @property
+    def wanted(self) -> bool:
+        """Whether an upload waits for the one that holds the lock."""
+        return self.waiting > 0
 
     def seen(self, stored: Stored) -> None:
         """What is on the disk: a hash of bytes that somebody else has changed since is of no use."""
@@ -93,9 +100,9 @@ class Entry:
 
     def caught_up(self) -> Deferred[None]:
         """Fires when no catch-up runs; each call its own. ``failure`` tells how it went."""
-        waiter: Deferred[None] = Deferred(lambda cancelled: self._waiting.remove(cancelled))
+        waiter: Deferred[None] = Deferred(lambda cancelled: self._catch_up_waiters.remove(cancelled))
         if self._catching_up:
-            self._waiting.append(waiter)
+            self._catch_up_waiters.append(waiter)
         else:
             waiter.callback(None)
         return waiter
@@ -123,6 +130,6 @@ class Entry:
         if result is not None:
             self.failure = result.value
             self._log.warn("{file} can't be verified: {error}", file=self.path.name, error=result.value)
-        waiting, self._waiting = self._waiting, []
+        waiting, self._catch_up_waiters = self._catch_up_waiters, []
         for waiter in waiting:
             waiter.callback(None)

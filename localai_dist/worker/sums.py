@@ -11,7 +11,10 @@ Source: surface §5.6.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from localai_dist.errors import UserMistake
@@ -107,6 +110,26 @@ def unfinished(root: Path, before: float) -> list[Path]:
         if name.endswith(suffix)
     }
     return sorted(path for path in marked if _touched(path) < before)
+
+
+def partials(roots: Sequence[Path]) -> list[tuple[float, int, Path]]:
+    """Every unfinished file below ``roots``, the newest first: when it was touched (s), its bytes, where it is."""
+    found = []
+    for path in (path for root in roots for path in unfinished(root, math.inf)):
+        held = 0
+        for part in (path, _beside(path, DRAFT_SUFFIX)):
+            try:
+                held += os.lstat(part).st_size
+            except FileNotFoundError:
+                continue
+        found.append((_touched(path), held, path))
+    return sorted(found, reverse=True)
+
+
+def volume_size(folder: Path) -> int:
+    """Bytes of the file system that ``folder`` is on, or will be."""
+    there = next(one for one in (folder, *folder.parents) if one.exists())
+    return shutil.disk_usage(there).total
 
 
 def drop_unfinished(path: Path, before: float) -> bool:

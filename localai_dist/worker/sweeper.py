@@ -1,9 +1,12 @@
 """
 What nobody will come back for: unfinished files older than a day, and files of requests that nobody released.
 
+All unfinished files together may hold half of the disk. Above that the oldest go sooner, but never the newest, and none
+that was touched within the last hour: somebody may be about to go on with it.
+
 Runs at the start and every quarter of an hour. Never follows a link, never touches what is being written.
 
-Source: LOAD-16, LOAD-23.
+Source: LOAD-16, LOAD-23; BR-095.
 """
 
 from __future__ import annotations
@@ -28,6 +31,11 @@ EVERY = 15 * MINUTE
 STALE = 24 * HOUR
 """Age of an unfinished file's last byte from which nobody is expected to go on with it (s)."""
 
+RESUMED_WITHIN = 1 * HOUR
+"""For so long after its last byte an unfinished file is in use: interruptions are outlived for as long (s)."""
+SHARE = 0.5
+"""How much of the disk unfinished files may hold together."""
+
 
 class Sweeper:
     """
@@ -35,6 +43,7 @@ class Sweeper:
 
     Args:
         now: the wall clock (s), which files' ages are told by.
+        most: bytes of unfinished files that may stay; None: ``SHARE`` of the disk the models are on.
         clock: times the rounds.
     """
 
@@ -49,12 +58,14 @@ class Sweeper:
         offload: Offload,
         clock: Any,
         now: Callable[[], float],
+        most: int | None = None,
     ) -> None:
         self._areas = areas
         self._uploads = uploads
         self._requests = requests
         self._offload = offload
         self._now = now
+        self._most = most
         self._round: Deferred[None] | None = None
         self._loop = LoopingCall(self._begin)
         self._loop.clock = clock
@@ -76,8 +87,24 @@ class Sweeper:
             for path in await self._offload(sums.unfinished, self._areas.root(area), self._now() - STALE):
                 if await self._uploads.drop_unfinished(path, self._now() - STALE):
                     self._log.info("removed {file}: nobody went on with it for a day", file=str(path))
+        await self._sweep_too_much()
         for owner in await self._requests.sweep():
             self._log.info("removed the files of request {request}: nobody released them", request=owner)
+
+    async def _sweep_too_much(self) -> None:
+        """The oldest unfinished files, as long as all of them hold too much."""
+        roots = [self._areas.root(area) for area in Area]
+        found = await self._offload(sums.partials, roots)
+        most = self._most
+        if most is None:
+            most = int(SHARE * await self._offload(sums.volume_size, self._areas.root(Area.MODELS)))
+        too_much = sum(size for _, size, _ in found) - most
+        for touched, size, path in reversed(found[1:]):
+            if too_much <= 0 or touched >= self._now() - RESUMED_WITHIN:
+                return
+            if await self._uploads.drop_unfinished(path, self._now() - RESUMED_WITHIN):
+                too_much -= size
+                self._log.info("removed {file}: unfinished files held too much of the disk", file=str(path))
 
     def _begin(self) -> Deferred[None]:
         self._round = Deferred.fromCoroutine(self.sweep())

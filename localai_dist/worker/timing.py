@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from twisted.internet.defer import CancelledError, Deferred
@@ -45,6 +45,43 @@ async def bounded(work: Awaitable[T], seconds: float, clock: Any, text: str) -> 
     except CancelledError:
         if late:
             raise TooLate(text) from None
+        raise
+    finally:
+        if timer.active():
+            timer.cancel()
+
+
+async def patient(work: Awaitable[T], over: Callable[[float], bool], every: float, clock: Any, text: str) -> T:
+    """
+    The result of ``work``, which is cancelled once ``over``, asked every so often, says so.
+
+    Args:
+        over: from the seconds that were waited so far.
+        every: seconds between two questions.
+
+    Raises:
+        TooLate: with ``text``, the seconds filled in.
+    """
+    running = _started(work)
+    waited = 0.0
+    late = False
+    timer: Any = None
+
+    def look() -> None:
+        nonlocal waited, late, timer
+        waited += every
+        if over(waited):
+            late = True
+            running.cancel()
+        else:
+            timer = clock.callLater(every, look)
+
+    timer = clock.callLater(every, look)
+    try:
+        return await running
+    except CancelledError:
+        if late:
+            raise TooLate(text.format(waited)) from None
         raise
     finally:
         if timer.active():

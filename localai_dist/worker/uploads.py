@@ -10,6 +10,7 @@ Source: surface §5.6, internals §4b; design §5 item 17.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, assert_never
 
@@ -88,6 +89,7 @@ class Uploads:
         """
         Take one upload, or one piece of it; pieces for one path are taken one after the other.
 
+        One that is silent gives way to the next soon: its sender may be gone without a word, and be the next one.
         Not to be cancelled: it ends when ``body`` does.
 
         Raises:
@@ -95,7 +97,13 @@ class Uploads:
             Exception: what ``body.read`` raised, after what it had given was written.
         """
         entry = self._entry(path)
-        return await entry.lock.run(lambda: Deferred.fromCoroutine(self._put(entry, request, body)))
+
+        def turn() -> Deferred[PutAnswer]:
+            entry.waiting -= 1
+            return Deferred.fromCoroutine(self._put(entry, request, body))
+
+        entry.waiting += 1
+        return await entry.lock.run(turn)
 
     async def drop_unfinished(self, path: Path, before: float) -> bool:
         """
@@ -165,7 +173,7 @@ class Uploads:
     async def _put(self, entry: Entry, request: PutRequest, body: Body) -> PutAnswer:
         # The first bytes are awaited before anything is decided: a request that waited for the lock and whose client
         # is gone by now must not throw away what another one wrote.
-        first = await read_some(body, BLOCK_BYTES, self._clock)
+        first = await read_some(body, BLOCK_BYTES, self._clock, lambda: entry.wanted)
         stored = await self._offload(sums.look, entry.path)
         entry.seen(stored)
         decision = decide_put(stored, request)
@@ -193,7 +201,7 @@ class Uploads:
             await self._offload(sums.begin, entry.path, piece.target)
         entry.catch_up()
         wanted = piece.range.length
-        received = await self._write(entry, first, body, wanted)
+        received = await self._write(entry, first, body, wanted, lambda: entry.wanted)
         if received < wanted:
             return Unusable(f"the body ended after {received} of {wanted} bytes")
         if not piece.range.finishes:
@@ -214,7 +222,7 @@ class Uploads:
         draft = Entry(entry.path.with_name(entry.path.name + DRAFT_SUFFIX), self._offload)
         await self._offload(sums.create, draft.path)
         try:
-            received = await self._write(draft, first, body, whole.length)
+            received = await self._write(draft, first, body, whole.length, lambda: entry.wanted)
             if whole.length is not None and received < whole.length:
                 return Unusable(f"the body ended after {received} of {whole.length} bytes")
             found = await draft.sha256()
@@ -226,13 +234,15 @@ class Uploads:
             await self._offload(draft.path.unlink, missing_ok=True)
         return Staged(entry.path)
 
-    async def _write(self, entry: Entry, first: bytes, body: Body, limit: int | None) -> int:
+    async def _write(
+        self, entry: Entry, first: bytes, body: Body, limit: int | None, wanted: Callable[[], bool]
+    ) -> int:
         """Write the body at the end of the file: how many bytes, at most ``limit``. One block is read ahead."""
         descriptor = await self._offload(os.open, entry.path, os.O_WRONLY | os.O_CLOEXEC)
         received = 0
         writing: Deferred[None] | None = None
         try:
-            blocks = Blocks(first, body, limit, self._clock)
+            blocks = Blocks(first, body, limit, self._clock, wanted)
             while block := await blocks.next():
                 if writing is not None:
                     await writing
