@@ -279,7 +279,8 @@ class InferenceTests(SynchronousTestCase):
         """
         A replica removed between choosing and beginning is not used; another way is found.
         """
-        world = World([FakeChannel()])
+        unused = FakeChannel()
+        world = World([unused, FakeChannel()])
         chosen = world.replicas.rows
         world.replicas.hold_begin = hold = Deferred()
         asked = world.predict()
@@ -287,7 +288,8 @@ class InferenceTests(SynchronousTestCase):
         world.replicas.hold_begin = None
         hold.callback(None)
         self.successResultOf(asked)
-        self.assertEqual(([node for node, *_ in world.connect.attempts], chosen[0].node_id), ([B], A))
+        self.assertEqual(([node for node, *_ in world.connect.attempts], chosen[0].node_id), ([A, B], A))
+        self.assertEqual((unused.closed, unused.asked), (1, []))
         self.assert_nothing_left(world)
 
     def test_request_the_backend_refuses(self) -> None:
@@ -325,7 +327,8 @@ class InferenceTests(SynchronousTestCase):
         """
         A client that leaves while its call is being counted: the count goes down again once it went up.
         """
-        world = World([FakeChannel()])
+        channel = FakeChannel()
+        world = World([channel])
         world.replicas.hold_begin = hold = Deferred()
         asked = world.predict()
         asked.cancel()
@@ -333,7 +336,7 @@ class InferenceTests(SynchronousTestCase):
         self.assertEqual((world.replicas.begun, world.replicas.ended), ([], []))
         hold.callback(None)
         self.assertEqual((len(world.replicas.begun), len(world.replicas.ended)), (1, 1))
-        self.assertEqual(world.connect.attempts, [])
+        self.assertEqual((channel.closed, channel.asked), (1, []))
 
     def test_embeddings_come_from_one_replica(self) -> None:
         """

@@ -48,18 +48,21 @@ update node_models set last_used = now(), updated_at = now()
 where node_id = %(node)s and model_name = %(model)s and replica_index = %(index)s;
 
 -- name: begin
--- A request starts on a replica that is still loaded, still at that address.
+-- A request starts on a replica that is still loaded, still at that address. It does not wait for the disk: a count that a
+-- crash of the database forgets is put right when the replica's row is renewed.
 -- acts: none
 update node_models set in_flight = in_flight + 1, last_used = now()
 where node_id = %(node)s and model_name = %(model)s and replica_index = %(index)s and state = 'loaded'
-  and (%(address)s::varchar is null or address = %(address)s);
+  and (%(address)s::varchar is null or address = %(address)s)
+  and set_config('synchronous_commit', 'off', true) is not null;
 
 -- name: end
--- A request ended; the count never falls below zero.
+-- A request ended; the count never falls below zero. As with its start, nobody waits for the disk.
 -- acts: none
 update node_models set in_flight = greatest(in_flight - 1, 0), last_used = now()
 where node_id = %(node)s and model_name = %(model)s and replica_index = %(index)s
-  and (%(address)s::varchar is null or address = %(address)s);
+  and (%(address)s::varchar is null or address = %(address)s)
+  and set_config('synchronous_commit', 'off', true) is not null;
 
 -- name: set_state
 -- Move a replica to another state.
