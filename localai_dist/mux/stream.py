@@ -123,6 +123,7 @@ class Stream:
     __slots__ = (
         "_empty_since",
         "_run",
+        "_taken",
         "acked",
         "declared",
         "finishing",
@@ -153,6 +154,7 @@ class Stream:
         self.ready_in: TrafficClass | None = None
         self.owner: object = None
         self._run = 0
+        self._taken = 0  # of the first string in the queue, so that each byte is sliced once only
         self._empty_since: float | None = None
         if traffic is TrafficClass.BULK:
             self.receive_window.grow(BULK_WINDOW)
@@ -216,15 +218,18 @@ class Stream:
     def take(self, limit: int, now: float) -> tuple[list[bytes], int]:
         """Up to ``limit`` sendable bytes off the queue, as references, and how many they are."""
         count = min(limit, self.sendable)
-        parts, left = [], count
+        parts, left, skip = [], count, self._taken
         while left:
-            chunk = self.queue.popleft()
-            if len(chunk) > left:
-                # One slice per frame; the rest is sliced again only for the next frame.
-                self.queue.appendleft(chunk[left:])
-                chunk = chunk[:left]
-            parts.append(chunk)
-            left -= len(chunk)
+            chunk = self.queue[0]
+            if len(chunk) - skip > left:
+                parts.append(chunk[skip : skip + left])
+                skip += left
+                break
+            parts.append(chunk[skip:] if skip else chunk)
+            left -= len(chunk) - skip
+            skip = 0
+            self.queue.popleft()
+        self._taken = skip
         self.queued -= count
         self.sent += count
         self._run += count
@@ -236,4 +241,4 @@ class Stream:
     def drop_queue(self) -> None:
         """Forget what was written and not sent."""
         self.queue.clear()
-        self.queued = 0
+        self.queued = self._taken = 0

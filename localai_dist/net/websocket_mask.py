@@ -8,7 +8,7 @@ autobahn's own wrapper copies a payload twice and allocates for each; here it is
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from localai_dist.units import KiB
@@ -20,6 +20,8 @@ except ImportError:  # ``require_masker`` refuses before any frame
 
 SCRATCH: Final = 256 * KiB
 """What one call of ``unmasked`` can take; no read of a transport is larger."""
+
+_KEYS_AT_ONCE: Final = 256
 
 NO_KEY: Final = bytes(4)
 
@@ -46,10 +48,24 @@ def unmasked(key: bytes, offset: int, payload: memoryview) -> memoryview:
 
 def masked(parts: Sequence[bytes]) -> tuple[bytes, bytes]:
     """A fresh masking key, and ``parts`` joined and masked with it."""
-    key = os.urandom(4)
+    key = _fresh_key()
     payload = bytearray().join(parts)
     _xor(key, 0, ffi.from_buffer("uint8_t[]", payload), len(payload))
     return key, bytes(payload)  # a Twisted transport takes nothing else
+
+
+_keys: Iterator[bytes] = iter(())
+
+
+def _fresh_key() -> bytes:
+    """Four random bytes; drawn in bulk, because a system call for each message costs more than its XOR."""
+    global _keys
+    key = next(_keys, None)
+    if key is None:
+        drawn = os.urandom(4 * _KEYS_AT_ONCE)
+        _keys = iter([drawn[at : at + 4] for at in range(0, len(drawn), 4)])
+        key = next(_keys)
+    return key
 
 
 def _xor(key: bytes, offset: int, address: object, size: int) -> None:
