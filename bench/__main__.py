@@ -7,7 +7,7 @@ import sys
 
 from bench.rows import shown, write
 
-BENCHES = ("tunnel", "cluster")
+BENCHES = ("tunnel", "cluster", "fleet")
 """Modules of this package with a function ``run() -> list[Row]``."""
 
 
