@@ -146,7 +146,7 @@ class TimerTests(SynchronousTestCase):
         self.assertEqual(set(NO_TIMERS) - found, set())
 
     def test_every_knob_is_there(self) -> None:
-        """Every option that is a duration is some timer's knob with its default, and no other knob is named (BR-081)."""
+        """Every option that is a duration is some timer's knob, with its default; no other is named (BR-081)."""
         known: dict[str, set[str]] = {}
         for settings in DAEMONS:
             for row in options_of(settings):
@@ -169,14 +169,6 @@ class TimerTests(SynchronousTestCase):
 
     def test_constants_are_found(self) -> None:
         """A constant that says seconds, is made of them, or is named like a time is found; sizes and counts are not."""
-        lines = [
-            "A = 1.0  # s",
-            "B = 2.0",
-            '"""Seconds."""',
-            "C = 3 * MINUTE",
-            "X_WITHIN = 4",
-            "D = Backoff(cap=1)",
-            "E = 5",
-        ]
-        source = "\n".join([*lines, "F: Final = 6", "X_EVERY = MiB"])
+        times = ["A = 1.0  # s", "B = 2.0", '"""Seconds."""', "C = 3 * MINUTE", "X_WITHIN = 4", "D = Backoff(cap=1)"]
+        source = "\n".join([*times, "E = 5", "F: Final = 6", "X_EVERY = MiB"])
         self.assertEqual(list(_times(source)), ["A", "B", "C", "X_WITHIN", "D"])
