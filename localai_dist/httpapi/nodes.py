@@ -20,6 +20,7 @@ from localai_dist.httpapi.node_objects import backend_object, node_object, repli
 from localai_dist.httpapi.routing import Route
 from localai_dist.httpapi.validation import NO_NUL
 from localai_dist.ids import NodeId
+from localai_dist.registry.presence import PresenceState
 from localai_dist.registry.records import Node
 from localai_dist.store.errors import StoreUnavailable
 from localai_dist.wire.verbs import LIST
@@ -98,9 +99,12 @@ async def delete_label(call: Call) -> Answer:
 
 
 async def all_models(call: Call) -> Answer:
-    """``GET /api/nodes/models``: every loaded replica."""
-    rows = await call.api.replicas.all()
-    return Json([replica_object(row) for row in rows if row.state == "loaded"])
+    """``GET /api/nodes/models``: every loaded replica; one on a node that departed is loaded for nobody."""
+    rows = [row for row in await call.api.replicas.all() if row.state == "loaded"]
+    nodes = sorted({row.node_id for row in rows})
+    presences = await call.api.ownership.presence_many(nodes, call.api.grace) if nodes else {}
+    departed = {node for node, presence in presences.items() if presence.state is PresenceState.DEPARTED}
+    return Json([replica_object(row) for row in rows if row.node_id not in departed])
 
 
 async def node_models(call: Call) -> Answer:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from localai_dist.ids import NodeId
+from localai_dist.reach import NoRoute, Outcome
 from localai_dist.registry.presence import Presence
 from localai_dist.registry.records import Node, Replica, SchedulingRow
 from localai_dist.scheduler.facts import NodeFacts, ReplicaFacts, Tie
@@ -39,6 +40,9 @@ class ReplicasLike(Protocol):
         self, node: NodeId, model: str, replica_index: int, expected_address: str | None = None
     ) -> Awaitable[bool]:
         """Forget a replica that is really gone."""
+
+    def reap(self, replica: Replica, outcome: Outcome) -> Awaitable[bool]:
+        """Forget a replica if that outcome permits it."""
 
 
 class SchedulingLike(Protocol):
@@ -89,6 +93,18 @@ class Fleet:
             # The bytes of an interrupted load are there: its tunnel is waited for, as long as the grace lasts.
             nodes = [node for node in nodes if node.id == need.prefer] or nodes
         return choose(nodes, selector, replicas, ties, need)
+
+    async def forget_departed(self, model: str) -> None:
+        """
+        Forget the copies of a model that is about to be loaded elsewhere because their nodes departed (BR-015).
+
+        Inside the grace, and on a node that never dialled, they stay. Raises ``StoreError``.
+        """
+        rows = await self.replicas.of_model(model)
+        ties = await self._ties({row.node_id for row in rows})
+        for row in rows:
+            if ties.get(row.node_id) is Tie.DEPARTED and row.state == "loaded":
+                await self.replicas.reap(row, NoRoute(row.node_id, departed=True))
 
     async def _ties(self, nodes: set[NodeId]) -> dict[NodeId, Tie]:
         found = await self.ownership.presence_many(sorted(nodes), self.grace)

@@ -42,6 +42,9 @@ async def _choose(tools: Tools, model: ModelConfig, claim: Claim, sources: Sourc
         if claim.node:
             staged[claim.node] = max(claim.bytes, staged.get(claim.node, 0))
         need = Need(model.name, model.revision, total_size(sources.files), claim.node or None, staged)
-        return await tools.fleet.choose(need)
+        found = await tools.fleet.choose(need)
+        if isinstance(found, Placement):
+            await tools.fleet.forget_departed(model.name)
+        return found
     except StoreUnavailable as error:
         return NoPlace(str(error), RegistryUnknown(str(error)))

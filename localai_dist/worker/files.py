@@ -49,6 +49,7 @@ from localai_dist.worker.offload import Offload
 from localai_dist.worker.request_files import RequestFiles
 from localai_dist.worker.resources import GuardedResource, refusal, respond, rest_of_path
 from localai_dist.worker.sums import DRAFT_SUFFIX
+from localai_dist.worker.timing import TooLate
 from localai_dist.worker.uploads import Uploads
 
 _NOT_FOUND = "there is no such file"
@@ -133,6 +134,8 @@ class FilesResource(GuardedResource):
             await _drain(request)
             status = 410 if isinstance(error, RequestOver) else 507 if isinstance(error, NoRoom) else 400
             return refusal(request, status, str(error))
+        except TooLate as error:
+            return refusal(request, 503, str(error))  # nobody may hear it: what is left of the body is not waited for
         if not request.body.ended:
             await _drain(request)
         return _put_answer(request, answer)

@@ -145,6 +145,26 @@ class LoadsTests(DatabaseTestCase):
         self.assertNotEqual((await self.ensure(two)).node_id, home)
         self.assertEqual(self.workers.steps.count("load"), 2)
 
+    async def test_a_ghost_is_forgotten_by_the_next_load(self) -> None:
+        """
+        Loaded on two nodes, one of them killed: inside the grace its row stays. After it, with the other one unloaded
+        on the first frontend, a request on the second dials no ghost: the model is loaded afresh, and the dead node's
+        row is gone (BR-015).
+        """
+        one, two = await self.begin()
+        alive = (await self.ensure(one)).node_id
+        [dead] = [node for node in self.ids if node != alive]
+        await self.replicas.put(dead, "tiny", 0, "127.0.0.1:20009", "", "llama-cpp", "loaded", self.model.revision)
+        lost = "update node_connections set owner_instance_id = '', disconnected_at = now() - interval '{} s'"
+        await self.pool_.execute(lost.format(60) + " where node_id = %(id)s", {"id": dead})
+        self.assertEqual(len(await one.unload("tiny", alive)), 1)
+        self.assertEqual((await self.ensure(two)).node_id, dead)  # the only copy, and it may come back: no second load
+        self.assertEqual([row.node_id for row in await self.replicas.all()], [dead])
+        await self.pool_.execute(lost.format(91) + " where node_id = %(id)s", {"id": dead})
+        self.assertEqual((await self.ensure(two)).node_id, alive)
+        self.assertEqual(self.workers.steps.count("load"), 2)
+        self.assertEqual([row.node_id for row in await self.replicas.all()], [alive])
+
     async def test_departed_nodes_are_no_route(self) -> None:
         """With every tunnel gone for longer than the grace a cold request reads "no route" (WALK-16)."""
         one, _ = await self.begin()

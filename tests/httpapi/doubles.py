@@ -174,11 +174,12 @@ class FakeScheduling:
 @dataclass
 class FakePresence:
     trouble: Exception | None = None
+    state: PresenceState = PresenceState.CONNECTED
 
     async def presence_many(self, nodes: Sequence[NodeId], grace: float) -> dict[NodeId, Presence]:
         if self.trouble is not None:
             raise self.trouble
-        connected = Presence(PresenceState.CONNECTED, InstanceId("front-0"), Epoch(7), WHEN)
+        connected = Presence(self.state, InstanceId("front-0"), Epoch(7), WHEN)
         return {node: connected for node in nodes if node == NODE}
 
 

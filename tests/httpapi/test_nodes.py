@@ -10,6 +10,7 @@ from localai_dist.loads.errors import LoadCancelled, UnloadFailed
 from localai_dist.loads.status import LoadStatus
 from localai_dist.reach import Reconnecting, Unreached, VerbNotServed
 from localai_dist.registry.errors import NotApproved
+from localai_dist.registry.presence import PresenceState
 from localai_dist.registry.records import Readings, Registration
 from localai_dist.store.errors import StoreUnavailable
 from localai_dist.wire.credentials import digest
@@ -311,6 +312,18 @@ class AdminTests(SynchronousTestCase):
         self.assertEqual([one["model_name"] for one in got.json], ["tiny"])
         self.assertNotIn("backend-secret", got.raw.decode())
         self.assertEqual([one["state"] for one in world.send("GET", "/api/nodes/other/models").json], ["staging"])
+
+    def test_a_model_of_a_departed_node_is_not_loaded(self) -> None:
+        """
+        A replica is listed while its node's tunnel may come back, and no more once the node departed (BR-015).
+        """
+        world = World()
+        states = (PresenceState.CONNECTED, PresenceState.RECONNECTING, PresenceState.DEPARTED)
+        listed = []
+        for state in states:
+            world.api.ownership.state = state  # type: ignore[attr-defined]
+            listed.append(len(world.send("GET", "/api/nodes/models").json))
+        self.assertEqual(listed, [1, 1, 0])
 
     def test_unload(self) -> None:
         """

@@ -20,7 +20,7 @@ from localai_dist.loads.service import Loads
 from localai_dist.loads.speed import PastLoad, eta
 from localai_dist.loads.status import JobState, LoadStatus
 from localai_dist.loads.tools import LoadSettings
-from localai_dist.reach import Unreached
+from localai_dist.reach import Outcome, Unreached, may_reap
 from localai_dist.registry.presence import Presence, PresenceState
 from localai_dist.registry.records import Node, Replica, SchedulingRow
 from localai_dist.rpc import backend_pb2 as pb
@@ -143,6 +143,11 @@ class Database:
             return False
         del self.replicas[(node, model, replica_index)]
         return True
+
+    async def reap(self, replica: Replica, outcome: Outcome) -> bool:
+        if not may_reap(outcome):
+            return False
+        return await self.remove(replica.node_id, replica.model_name, replica.replica_index, replica.address)
 
     async def set_state(self, node: NodeId, model: str, replica_index: int, state: str) -> bool:
         self.check()
