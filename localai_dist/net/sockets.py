@@ -15,6 +15,9 @@ rule 4."""
 READ_SIZE: Final = 256 * KiB
 """What one read of a tunnel's socket takes at most. Source: traffic-classes rule 9."""
 
+SEND_SIZE: Final = 256 * KiB
+"""What one write to a tunnel's socket offers at most: all that a session hands over at once."""
+
 
 def tune(transport: Any) -> None:
     """

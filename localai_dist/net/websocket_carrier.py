@@ -18,7 +18,7 @@ from twisted.python.failure import Failure
 
 from localai_dist.net.carrier import CarrierUser
 from localai_dist.net.errors import DialRefused
-from localai_dist.net.sockets import READ_SIZE, tune
+from localai_dist.net.sockets import READ_SIZE, SEND_SIZE, tune
 from localai_dist.net.websocket_frames import MESSAGE_MAX, FramedWire
 
 CLOSE_WAIT: Final = 5.0
@@ -66,6 +66,7 @@ class WebSocketCarrier:
         self.pull = not ISSLTransport.providedBy(self._wire.transport)
         if self.pull:
             self._wire.transport.bufferSize = READ_SIZE
+            self._wire.transport.SEND_LIMIT = SEND_SIZE
         self.opened.callback(None)
 
     def payload_received(self, payload: bytes | memoryview) -> None:
