@@ -199,6 +199,11 @@ class Session(Receiver):
         return bool(self._owed)
 
     @property
+    def has_something(self) -> bool:
+        """Whether a batch could have anything in it; asked first, because most turns end with an empty one."""
+        return bool(self._owed) or not self.sender.idle
+
+    @property
     def credit_withheld(self) -> bool:
         """Whether credit waits to become a larger piece; ``release_credit`` is called ``CREDIT_TIME`` later."""
         return bool(self._withheld)

@@ -312,7 +312,7 @@ class MuxSession:
         """Send while there is something that may go; streams refill as they are served."""
         self._pumping = True
         try:
-            while self._closed is None and not self._paused:
+            while self._closed is None and not self._paused and self.core.has_something:
                 now = self.clock.seconds()
                 batch = self.core.next_batch(now, self._held)
                 if not batch.parts:
