@@ -22,7 +22,7 @@ from bench import forwards
 from bench.near import Asking, Child, Memory, Transfer, Way, cpu_time, dialled, pause, plain_way, reactor, tunnel_way
 from bench.rows import Row, at_most, quantile
 from localai_dist.mux.classes import TrafficClass
-from localai_dist.units import KiB, MiB
+from localai_dist.units import GiB, KiB, MiB
 
 ROUNDS = 5
 SIZE = 128 * MiB
@@ -79,6 +79,7 @@ async def _bulk() -> list[Row]:
             Row("MUX-19", f"{where}, the best of {ROUNDS} rounds", round(_least(tunnel), 2), "CPU-s/GiB"),
             at_least("MUX-19", f"{where}, of TCP's rate", _ratio(tunnel, plain), "", 0.6, f"{_rate(tunnel):.0f} MB/s"),
             at_most("MUX-19", f"relay hop, {direction}", _cpu(relayed) - _cpu(tunnel), "CPU-s/GiB more", 1.5),
+            Row("MUX-19", f"of it the relay's own process, {direction}", round(_own(relayed), 2), "CPU-s/GiB"),
         ]
     return rows
 
@@ -131,6 +132,11 @@ def _cpu(transfers: list[Transfer]) -> float:
 
 def _least(transfers: list[Transfer]) -> float:
     return min(one.cpu_per_gib for one in transfers)
+
+
+def _own(transfers: list[Transfer]) -> float:
+    """Of the first far process alone."""
+    return median(one.cpu[1] / one.size * GiB for one in transfers)
 
 
 def _rate(transfers: list[Transfer]) -> float:
