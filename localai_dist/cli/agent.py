@@ -36,6 +36,6 @@ def makeService(options: Options) -> IService:
         name = settings.node_name or f"agent-{socket.gethostname() or os.getpid()}"
         settings = replace(settings, node_name=name)
         make_folder(settings.data_path, "data folder")
-        check_can_listen(HostPort(LOOPBACK, settings.http_port))
+        check_can_listen(HostPort(LOOPBACK, settings.http_port), "LOCALAI_HTTP_ADDR")
         sigterm_ends_well(reactor)
         return agent.make(settings, reactor)

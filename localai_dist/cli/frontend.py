@@ -6,10 +6,19 @@ import uuid
 from dataclasses import replace
 
 from twisted.application.service import IService
+from twisted.logger import Logger
 
 from localai_dist.cli.options import DaemonOptions
 from localai_dist.cli.start import check_can_listen, make_folder, one_clear_line, prepared
 from localai_dist.settings.frontend import FrontendSettings
+
+_log = Logger()
+
+NO_KEY = (
+    "no API key is set: whoever reaches this frontend may use its models, and the operator's routes "
+    "(localai-dist nodes, models, doctor) are closed; set LOCALAI_API_KEY"
+)
+"""Said in the log at each start without a key. Source: design §8."""
 
 
 class Options(DaemonOptions, settings_type=FrontendSettings):
@@ -34,7 +43,9 @@ def makeService(options: Options) -> IService:
         settings = replace(settings, instance_id=settings.instance_id or str(uuid.uuid4()))
         make_folder(settings.data_path, "data folder")
         make_folder(settings.models_path, "models folder")
-        check_can_listen(settings.address)
+        check_can_listen(settings.address, "LOCALAI_ADDRESS")
         migrate_sync(settings.auth_database_url)
         sigterm_ends_well(reactor)
+        if not any(settings.api_key):
+            _log.warn(NO_KEY)
         return frontend.make(settings, reactor)

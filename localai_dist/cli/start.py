@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from twisted.logger import Logger
 from localai_dist.cli.options import CONFIG, CONFIG_ENV, DaemonOptions
 from localai_dist.errors import LocalAIDistError, UserMistake
 from localai_dist.settings.kinds import HostPort
+from localai_dist.settings.known import unknown_variables
 from localai_dist.settings.resolve import SettingsClass, resolve
 
 S = TypeVar("S", bound=SettingsClass)
@@ -43,7 +45,7 @@ def quiet_factories() -> None:
 
 def prepared(options: DaemonOptions, settings_type: type[S]) -> S:
     """
-    The settings of this start: flags over environment over YAML; warnings go to the log.
+    The settings of this start: flags over environment over YAML; warnings go to the log, of variables to stderr too.
 
     Raises:
         UserMistake: something can't be used; the text names it and the remedy.
@@ -58,7 +60,11 @@ def prepared(options: DaemonOptions, settings_type: type[S]) -> S:
         cwd=os.path.join(os.getcwd(), options.rundir()),
     )
     for warning in resolved.warnings:
-        _log.warn("{program}: {warning}", program=settings_type.program, warning=warning)
+        _log.warn("{program}: {text}", program=settings_type.program, text=warning)
+    for warning in unknown_variables(os.environ):
+        # On stderr too: the log may be a file, and whoever mistyped a variable is looking here.
+        _log.warn("{program}: {text}", program=settings_type.program, text=warning)
+        sys.stderr.write(f"{settings_type.program}: {warning}\n")
     return resolved.settings
 
 
@@ -88,9 +94,12 @@ def make_folder(path: str, what: str) -> None:
         raise UserMistake(f"can't write in the {what} {path}")
 
 
-def check_can_listen(address: HostPort) -> None:
+def check_can_listen(address: HostPort, option: str) -> None:
     """
     Refuse an address somebody else listens on, while that can still be said in one line.
+
+    Args:
+        option: the variable to change, named in the refusal.
 
     Raises:
         UserMistake: taken, or not an address of this machine.
@@ -102,4 +111,5 @@ def check_can_listen(address: HostPort) -> None:
             probe.bind((address.host, address.port))
             probe.listen(1)
         except OSError as problem:
-            raise UserMistake(f"can't listen on {address}: {problem.strerror or problem}") from problem
+            text = f"can't listen on {address}: {problem.strerror or problem}; choose another with {option}"
+            raise UserMistake(text) from problem

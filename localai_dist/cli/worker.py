@@ -36,6 +36,6 @@ def makeService(options: Options) -> IService:
         make_folder(settings.data_path, "data folder")
         make_folder(settings.models_path, "models folder")
         make_folder(settings.backends_path, "backends folder")
-        check_can_listen(HostPort(LOOPBACK, settings.http_port))
+        check_can_listen(HostPort(LOOPBACK, settings.http_port), "LOCALAI_HTTP_ADDR")
         sigterm_ends_well(reactor)
         return worker.make(settings, reactor)

@@ -18,12 +18,10 @@ from localai_dist.net.websocket import require_masker
 from localai_dist.roles.membership import boot_id, make_member
 from localai_dist.roles.node_service import NodeService
 from localai_dist.settings.agent import AgentSettings
-from localai_dist.worker.registration import Profile, Registration
+from localai_dist.worker.registration import PENDING, Profile, Registration
 from localai_dist.worker.service import WorkerServer
 
 log = Logger()
-
-PENDING = "pending"
 
 
 def make(settings: AgentSettings, reactor: Any) -> IService:
@@ -44,7 +42,7 @@ def make(settings: AgentSettings, reactor: Any) -> IService:
 
     def unapproved() -> str:
         """Why the node waits; a tunnel that is open shows that it was approved since it registered."""
-        return "waiting for approval" if registration.status == PENDING and not tunnel.connected else ""
+        return registration.waiting() if registration.status == PENDING and not tunnel.connected else ""
 
     server = WorkerServer(
         reactor=reactor,
@@ -72,7 +70,7 @@ def make(settings: AgentSettings, reactor: Any) -> IService:
 async def _approval(registration: Registration, settings: AgentSettings, reactor: Any) -> None:
     await registration.when_registered()
     if registration.status == PENDING:
-        log.info("waiting for approval: localai-dist nodes approve {name}", name=settings.node_name)
+        log.info("this node {waits}", waits=registration.waiting())
     while registration.status == PENDING:
         await deferLater(reactor, settings.heartbeat_interval)
         registration.register_again()

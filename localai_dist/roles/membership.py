@@ -6,6 +6,7 @@ import random
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -48,8 +49,19 @@ class Member:
         """What ``/readyz`` asks: name -> why not, or an empty text."""
         return {
             "registration": self.registration.why_not,
-            "tunnel": lambda: "" if self.tunnel.connected else self.tunnel.state.reason,
+            "tunnel": self._why_no_tunnel,
         }
+
+    def _why_no_tunnel(self) -> str:
+        """Nothing is dialled before the node is registered, and nothing admits it before it is approved."""
+        state = self.tunnel.state
+        if state.connected:
+            return ""
+        if self.registration.node_id() is None:
+            return self.registration.why_not() or state.reason
+        if state.refused == HTTPStatus.FORBIDDEN:
+            return self.registration.waiting()
+        return state.reason
 
 
 def session_config(keepalive: float) -> SessionConfig:
@@ -85,7 +97,7 @@ def make_member(
         frontends=Frontends(reactor=reactor, urls=settings.register_to, registration_token=settings.registration_token),
         registration_token=settings.registration_token,
         profile=profile,
-        identity_file=IdentityFile(Path(settings.data_path)),
+        identity_file=IdentityFile(Path(settings.data_path), profile.name),
         readings=readings,
         interval=settings.heartbeat_interval,
         chance=random.random,

@@ -117,8 +117,13 @@ class State:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as problem:
+            lock.seek(0)
+            holder = lock.read(32).strip()
             lock.close()
-            raise StateUnusable(f"another cluster runs on the state folder {self.root}") from problem
+            raise StateUnusable(_busy(self.root, holder)) from problem
+        lock.truncate(0)
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
         self._lock = lock
         for folder in (self.models, self.logs):
             self._make(folder)
@@ -209,6 +214,16 @@ def wipe(folder: Path, base: Path) -> None:
             shutil.rmtree(entry)
         else:
             entry.unlink()
+
+
+def _busy(root: Path, holder: str) -> str:
+    """Who holds the folder, by the pid it wrote into the lock (none: an earlier version did not), and what to do."""
+    if not holder.isdigit():
+        return f"another cluster runs on the state folder {root}: end it, or give another folder with --state"
+    return (
+        f"another cluster (pid {holder}) runs on the state folder {root}: end it with kill {holder}, or give another "
+        "folder with --state"
+    )
 
 
 def _private(path: str, flags: int) -> int:

@@ -62,12 +62,15 @@ class TunnelState:
         since: since when, on the service's clock (s), or None before the first change.
         reason: "connected", or why not.
         losses: how many tunnels were lost so far; one that retired for a newer one was not.
+        refused: the HTTP status that the frontend asked last answered instead of a tunnel; None when it did not
+            answer, when something else did, and while a tunnel is open.
     """
 
     connected: bool = False
     since: float | None = None
     reason: str = "not started"
     losses: int = 0
+    refused: int | None = None
 
 
 class TunnelClient(Service):
@@ -114,6 +117,7 @@ class TunnelClient(Service):
         self._tls_trust = tls_trust
         self._told: dict[str, tuple[object, ...]] = {}
         self._state = TunnelState()
+        self._last: tuple[str, int | None] = ("", None)
         clock: IReactorTime = reactor
         self._core = Core(clock, Rotation(urls), backoff, chance, self._dial_one, self._changed)
         self._link = make_link(self._core)
@@ -147,6 +151,7 @@ class TunnelClient(Service):
     async def _dial_one(self, url: str) -> MuxSession:
         node, token = self._node_id(), self._token()
         if not node or not token:
+            self._last = ("", None)
             raise NoCredential("no credential yet: the node is not registered")
         try:
             session = await self._dial(
@@ -163,6 +168,7 @@ class TunnelClient(Service):
             self._report(url, error)
             raise
         self._told.pop(url, None)
+        self._last = ("", None)
         return session
 
     def _report(self, url: str, error: NetError) -> None:
@@ -175,7 +181,10 @@ class TunnelClient(Service):
         cause = (text, status, release, str(error))
         known, self._told[url] = self._told.get(url) == cause, cause
         say = self.log.debug if known else self.log.warn
-        say(text, url=url, error=str(error), status=status, release=release, ours=__version__, order=UPGRADE_ORDER)
+        facts = {"url": url, "error": str(error), "status": status, "release": release}
+        facts |= {"ours": __version__, "order": UPGRADE_ORDER}
+        say(text, **facts)
+        self._last = (text.format_map(facts), None if text is FOREIGN else status)
         if status == 401 and self._on_unauthorised is not None:
             self._on_unauthorised()
 
@@ -185,7 +194,9 @@ class TunnelClient(Service):
             self._opened(before)
         since = before.since if connected is before.connected else self._reactor.seconds()
         losses = before.losses + (before.connected and not connected)
-        self._state = TunnelState(connected, since, reason, losses)
+        # A failed round ends with a refusal that was told just now, in better words than the dial's own.
+        told, refused = ("", None) if connected else self._last
+        self._state = TunnelState(connected, since, told or reason, losses, refused)
 
     def _opened(self, before: TunnelState) -> None:
         """One line per tunnel; after a loss it says how long there was none."""

@@ -35,6 +35,7 @@ class Identity:
 class _File(msgspec.Struct):
     node_id: str
     node_token: str
+    name: str = ""
 
 
 class IdentityFile:
@@ -43,17 +44,21 @@ class IdentityFile:
 
     Args:
         folder: the data folder; made with mode 0700 if it is not there.
+        name: the node's, kept in the file: under another one the identity would be lost to a new node. A file of an
+            earlier version holds none and takes this one.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, name: str = "") -> None:
         self.path = folder / FILE_NAME
+        self._name = name
 
     def load(self) -> Identity | None:
         """
         The identity, or None before the first registration.
 
         Raises:
-            UserMistake: the file can't be read, or is not what it should be; it is never overwritten then.
+            UserMistake: the file can't be read, is not what it should be, or belongs to a node of another name; it is
+                never overwritten then.
         """
         try:
             raw = self.path.read_bytes()
@@ -63,12 +68,24 @@ class IdentityFile:
             raise UserMistake(f"{self.path} can't be read: {error.strerror}") from error
         try:
             read = msgspec.json.decode(raw, type=_File)
-            return Identity(parse_node_id(read.node_id), read.node_token)
+            identity = Identity(parse_node_id(read.node_id), read.node_token)
         except (msgspec.DecodeError, UnicodeDecodeError, InvalidName) as error:
             raise UserMistake(
                 f"{self.path} is damaged; restore it, or remove it to register this node anew (it will then wait for "
                 "approval)"
             ) from error
+        self._check_name(read.name)
+        if not read.name and self._name:
+            self.save(identity)
+        return identity
+
+    def _check_name(self, kept: str) -> None:
+        if kept and self._name and kept != self._name:
+            raise UserMistake(
+                f"{self.path} belongs to the node {kept!r}, and this one is named {self._name!r}: set "
+                f"LOCALAI_NODE_NAME={kept} to go on as that node, or use another data folder (LOCALAI_DATA_PATH), or "
+                f"remove the file, to register {self._name!r} as a new one"
+            )
 
     def save(self, identity: Identity) -> None:
         """
@@ -83,7 +100,7 @@ class IdentityFile:
             draft.unlink(missing_ok=True)
             descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             with os.fdopen(descriptor, "wb") as file:
-                file.write(msgspec.json.encode(_File(identity.node_id, identity.node_token)) + b"\n")
+                file.write(msgspec.json.encode(_File(identity.node_id, identity.node_token, self._name)) + b"\n")
                 file.flush()
                 os.fsync(file.fileno())
             draft.rename(self.path)

@@ -27,6 +27,8 @@ BOXED_INDEX = Path(__file__).parent.parent / "backends" / "index.yaml"
 
 RUN = "run.sh"
 METADATA = "metadata.json"
+NAMES_SHOWN = 20
+"""Backends an error lists at most."""
 _STAGED = ".install-tmp"
 _BACKUP = ".install-backup"
 
@@ -196,7 +198,16 @@ class Installer:
                 )
                 return _directory(entry.uri, index.parent), metadata
         searched = ", ".join(gallery.name or gallery.url for gallery in galleries)
-        raise InstallFailed(f"there is no backend {wanted.backend[:80]!r} in the galleries searched: {searched}")
+        raise InstallFailed(
+            f"there is no backend {wanted.backend[:80]!r} in the galleries searched: {searched}; "
+            f"there is: {self._names(galleries)}"
+        )
+
+    def _names(self, galleries: Sequence[Gallery]) -> str:
+        """What could be installed, for an error's text; the first few of many."""
+        indexes = [_entries(_local_path(gallery.url)) for gallery in galleries]
+        names = sorted({one.name for index in indexes for one in index if choose(index, one.name, self._capability)})
+        return ", ".join([*names[:NAMES_SHOWN], *(["…"] if len(names) > NAMES_SHOWN else [])]) or "none"
 
     def _stage(self, source: Path, metadata: Metadata, target: Path) -> None:
         staged = target.with_name(target.name + _STAGED)

@@ -35,6 +35,9 @@ LEAVE_POLL = 0.5
 GOODBYE_WITHIN = 3.0
 """Seconds the goodbye itself may take, beyond the wait for what runs: a frozen frontend must not keep us."""
 
+PENDING = "pending"
+"""The status of a node that an operator has not admitted yet."""
+
 _FATAL = frozenset({400, 401, 403, 422})
 _FORGOTTEN = frozenset({401, 403, 404})
 
@@ -130,6 +133,7 @@ class Registration(Service):
         self._on_registered = on_registered
         self._identity: Identity | None = None
         self._registered = False
+        self._trouble = ""
         self._running: Deferred[None] | None = None
         self._sleeping: Deferred[None] | None = None
         self._waiting: list[Deferred[None]] = []
@@ -151,7 +155,15 @@ class Registration(Service):
 
     def why_not(self) -> str:
         """For ``/readyz``: why the node is not registered, or an empty text."""
-        return "" if self._registered else "not registered with a frontend yet"
+        if self._registered:
+            return ""
+        if self._trouble:
+            return f"not registered: {self._trouble}"
+        return self.waiting() if self.status == PENDING else "not registered with a frontend yet"
+
+    def waiting(self) -> str:
+        """The sentence about a node that an operator has to admit."""
+        return f"waits for approval: localai-dist nodes approve {self._profile.name}"
 
     def when_registered(self) -> Deferred[None]:
         """Fires at the first registration; at once if that was. Each call its own."""
@@ -228,9 +240,9 @@ class Registration(Service):
                     if failures:
                         # A frontend answers again: the tunnel need not wait out a backoff of half a minute.
                         self._on_registered()
-                failures = 0
+                failures, self._trouble = 0, ""
             except NotReached as error:
-                failures += 1
+                failures, self._trouble = failures + 1, str(error)
                 self._log.warn("{error}", error=error)
             pause = self._interval if self._registered else self._backoff.delay(max(failures, 1), self._chance())
             await self._sleep(min(pause, self._interval) if failures == 0 else pause)

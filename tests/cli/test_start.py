@@ -1,9 +1,12 @@
 """What a daemon checks before it runs."""
 
+import io
 import os
 import socket
+from contextlib import redirect_stderr
 from pathlib import Path
 
+from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
 from localai_dist.cli.frontend import Options
@@ -39,6 +42,16 @@ class PreparedTests(StartCase):
         self.assertEqual(self.settings(f"--config={file}").route_wait, 3)
         os.environ["LOCALAI_CONFIG"] = str(file)
         self.assertEqual(self.settings().route_wait, 3)
+
+    def test_unknown_variable(self) -> None:
+        """A variable nobody reads is told on stderr and in the log, with the nearest one; the start goes on."""
+        os.environ["LOCALAI_MODELS_PAHT"] = "/secret/place"
+        stderr = io.StringIO()
+        with redirect_stderr(stderr), capturedLogs() as logged:
+            self.settings()
+        line = "localai-frontend: the variable LOCALAI_MODELS_PAHT is not known and has no effect"
+        self.assertEqual(stderr.getvalue(), f"{line}: did you mean 'LOCALAI_MODELS_PATH'?\n")
+        self.assertIn(line, " ".join(formatEvent(event) for event in logged))
 
     def test_missing_configuration_file(self) -> None:
         """A configuration file that is not there is named."""
@@ -88,6 +101,7 @@ class PlacesTests(StartCase):
         """An address somebody else listens on is refused before the start, by name."""
         with socket.create_server(("127.0.0.1", 0)) as other:
             port = other.getsockname()[1]
-            error = self.assertRaises(UserMistake, check_can_listen, HostPort("127.0.0.1", port))
+            error = self.assertRaises(UserMistake, check_can_listen, HostPort("127.0.0.1", port), "LOCALAI_ADDRESS")
             self.assertIn(f"127.0.0.1:{port}", str(error))
-        check_can_listen(HostPort("127.0.0.1", 0))
+            self.assertIn("choose another with LOCALAI_ADDRESS", str(error))
+        check_can_listen(HostPort("127.0.0.1", 0), "LOCALAI_ADDRESS")

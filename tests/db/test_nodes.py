@@ -125,6 +125,23 @@ class IdentityTests(NodeCase):
         self.assertEqual(await self.nodes.authenticate(node.id, newcomer.token), TokenCheck.OK)
         self.assertEqual(await self.nodes.authenticate(node.id, first.token), TokenCheck.WRONG)
 
+    async def test_an_approved_newcomer_of_a_node_that_left_is_healthy(self) -> None:
+        """A worker that lost its identity after a clean stop is healthy once approved, and stays so."""
+        await self.begin()
+        first = await self.register()
+        await self.nodes.deregister(first.node.id)
+        old = "update backend_nodes set last_heartbeat = now() - interval '1 hour'"
+        await self.pool_.execute(old)
+        newcomer = await self.register(None, boot_id=OTHER_BOOT)
+        self.assertTrue(newcomer.parked)
+        node = await self.nodes.approve(first.node.id)
+        self.assertEqual((node.status, node.left_at), ("healthy", None))
+        self.assertEqual(await self.nodes.mark_stale_offline(60.0), [])
+        await self.pool_.execute(old)
+        self.assertEqual(await self.nodes.mark_stale_offline(60.0), [node.id])
+        await self.nodes.heartbeat(node.id, Readings())
+        self.assertEqual(await self.status(node.id), "healthy")
+
     async def test_who_came_first_is_approved_first(self) -> None:
         """A newcomer never slips in under the approval that was meant for the pending node."""
         await self.begin()

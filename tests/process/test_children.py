@@ -155,7 +155,7 @@ def test_a_state_folder_has_one_holder(tmp_path: Path) -> None:
     first, second = State(tmp_path / "s"), State(tmp_path / "s")
     first.open()
     made = first.secrets()
-    with pytest.raises(StateUnusable, match="another cluster"):
+    with pytest.raises(StateUnusable, match=rf"another cluster \(pid {os.getpid()}\).*--state"):
         second.open()
     first.close()
     second.open()

@@ -127,6 +127,22 @@ class TunnelClientTests(DialerCase):
         self.assertEqual((self.client.state.connected, self.client.state.since), (False, 1005.0))
         self.assertIn("connection was lost", self.client.state.reason)
 
+    def test_why_there_is_no_tunnel_is_told_in_words(self) -> None:
+        """Readiness names the frontend that gave no tunnel and why, not the dial's HTTP."""
+        gateway = DialRefused(403, {}, "403 not the upgrade")
+        for error, refused, words in (
+            (DialRefused(403, LATER, "403 not the upgrade"), 403, "waiting for approval"),
+            (gateway, None, "a proxy or gateway"),
+            (DialFailed("refused"), None, "http://b: refused"),
+        ):
+            for _ in self.urls:
+                self.frontends.dials[-1][2].errback(error)
+            self.assertEqual(self.client.state.refused, refused)
+            self.assertIn(words, self.client.state.reason)
+            self.client.retry_now()
+        self.admit().end()
+        self.assertIn("connection was lost", self.client.state.reason)
+
     def test_each_loss_and_each_recovery_is_one_line(self) -> None:
         """20 tunnels ended by a balancer after a minute each, then ten minutes without: lines and count (BR-117)."""
         for _ in range(20):

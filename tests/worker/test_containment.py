@@ -89,6 +89,25 @@ class IdentityTests(SynchronousTestCase):
             self.assertIn("node.json", str(caught.exception))
             self.assertEqual(self.file.path.read_bytes(), content)
 
+    def test_the_identity_belongs_to_a_name(self) -> None:
+        """A node started under another name on the same data folder is refused, with both names and the remedies."""
+        identity = Identity(NodeId("node-1"), "secret")
+        IdentityFile(self.folder, "gpu-1").save(identity)
+        self.assertEqual(IdentityFile(self.folder, "gpu-1").load(), identity)
+        before = self.file.path.read_bytes()
+        refused = str(self.assertRaises(UserMistake, IdentityFile(self.folder, "gpu-2").load))
+        for word in ("'gpu-1'", "'gpu-2'", "LOCALAI_NODE_NAME=gpu-1", "LOCALAI_DATA_PATH", "remove the file"):
+            self.assertIn(word, refused)
+        self.assertNotIn("secret", refused)
+        self.assertEqual(self.file.path.read_bytes(), before)
+
+    def test_a_file_without_a_name_is_adopted(self) -> None:
+        """An identity kept by an earlier version takes the name of the node that finds it."""
+        self.folder.mkdir(parents=True)
+        self.file.path.write_text('{"node_id":"node-1","node_token":"t"}')
+        self.assertEqual(IdentityFile(self.folder, "gpu-1").load(), Identity(NodeId("node-1"), "t"))
+        self.assertRaises(UserMistake, IdentityFile(self.folder, "gpu-2").load)
+
     def test_unwritable(self) -> None:
         """A folder that can't be written is named."""
         self.folder.parent.mkdir(parents=True)

@@ -79,7 +79,8 @@ class InstallTests(SynchronousTestCase):
     def test_what_can_not_be_installed(self) -> None:
         """A backend that is in no gallery, has no directory, no run.sh, or no good name is refused with the reason."""
         for name, text in (
-            ("nothing", "galleries searched: g"),
+            ("nothing", "galleries searched: g; there is: "),
+            ("nothing", "plain"),
             ("gone", "not a directory"),
             ("empty", "run.sh"),
             ("../evil", "name"),

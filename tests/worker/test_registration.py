@@ -185,6 +185,27 @@ class RegistrationCase(SynchronousTestCase):
         return found
 
 
+class WhyNotTests(RegistrationCase):
+    """What /readyz says while the node is not registered."""
+
+    def test_nobody_answers(self) -> None:
+        """With no frontend to reach, the address and the cause are told."""
+        self.agent.rules = {A: ConnectionRefusedError()}
+        self.registration.startService()
+        self.assertIn(A, self.registration.why_not())
+        self.assertIn("refused", self.registration.why_not())
+        self.agent.rules = {"register": self.accept()}
+        self.clock.advance(4)
+        self.assertEqual(self.registration.why_not(), "")
+
+    def test_waiting_for_an_operator(self) -> None:
+        """A newcomer whose beat is not taken says which command admits it."""
+        self.agent.rules = {"register": self.accept("pending"), "heartbeat": 401}
+        self.registration.startService()
+        self.clock.advance(10)
+        self.assertEqual(self.registration.why_not(), "waits for approval: localai-dist nodes approve box")
+
+
 class RegisterTests(RegistrationCase):
     def test_registers_without_an_address(self) -> None:
         """A worker tells what it has and no address; id and token are kept for the next start (WALK-8)."""

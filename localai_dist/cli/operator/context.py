@@ -29,7 +29,14 @@ class Asked:
 
     @property
     def api(self) -> Api:
-        """The frontend, with the key from the environment or from the file it names."""
+        """
+        The frontend, with the key from the environment or from the file it names.
+
+        Raises:
+            BadParameter: its address has no scheme.
+        """
+        if not self.server.startswith(("http://", "https://")):
+            raise click.BadParameter(f"{self.server!r}: want http://host:port", param_hint="LOCALAI_SERVER or --server")
         return Api(self.server.rstrip("/"), _key())
 
 

@@ -85,7 +85,10 @@ def node_finding(node: dict[str, Any]) -> Finding:
         return Finding(False, name, f"waits for approval: localai-dist nodes approve {node.get('name')}")
     if node.get("newcomer_waiting"):
         return Finding(
-            False, name, "another worker registered under its name and waits; if it is to take over: nodes approve"
+            False,
+            name,
+            "another worker registered under its name and waits; if it is to take over: localai-dist nodes approve "
+            f"{node.get('name')}",
         )
     if node.get("left_at") and status == "offline":
         return Finding(True, name, "left on purpose: its worker was stopped")

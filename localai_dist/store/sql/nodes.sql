@@ -76,9 +76,12 @@ where n.approved_at is not null and (%(loose)s or n.node_token_hash = held.diges
 
 -- name: approve
 -- A pending node is approved; else a waiting newcomer takes the identity over. Nothing when neither waits.
+-- The newcomer registered, so it runs: what the row says of the worker before it (left, silent) ends with the hand-over.
 -- acts: none
 update backend_nodes set
-    status = case when approved_at is null then 'healthy' else status end,
+    status = case when approved_at is null or status = 'offline' then 'healthy' else status end,
+    left_at = case when approved_at is null then left_at end,
+    last_heartbeat = case when approved_at is null then last_heartbeat else now() end,
     node_token_hash = case when approved_at is null then node_token_hash else parked_token_hash end,
     parked_token_hash = case when approved_at is null then parked_token_hash else '' end,
     parked_at = case when approved_at is null then parked_at end,
