@@ -294,6 +294,17 @@ class OtherCommandsTests(OperatorCase):
         code, _, err = self.run_command("nodes", "ls")
         self.assertEqual((code, err.count("\n")), (1, 1))
 
+    def test_an_address_without_a_scheme(self) -> None:
+        """LOCALAI_SERVER=host:port is refused with the form that is wanted."""
+        code, _, err = self.run_command("--server", "127.0.0.1:8080", "nodes", "ls")
+        self.assertEqual((code, err.count("\n")), (2, 1))
+        self.assertIn("'127.0.0.1:8080': want http://host:port", err)
+
+    def test_doctor_on_a_newcomer(self) -> None:
+        """The command that hands a node's name over is there to be copied."""
+        finding = node_finding({**ALPHA, "newcomer_waiting": True})
+        self.assertEqual((finding.ok, finding.text.endswith("localai-dist nodes approve alpha")), (False, True))
+
     def test_usage(self) -> None:
         """A bad option, a missing word or an unknown verb is one line and exit code 2 (WALK-2)."""
         for words in (
