@@ -107,6 +107,10 @@ class ApiResource(Resource):
         if error is None:
             self.log.failure("request {id} failed: {what}", failure, id=call.id, what=_named(call))
             error = ApiError(500, "internal_error", f"something went wrong here; the log has it as request {call.id}")
+        if call.events is not None and call.events.is_open:
+            # The status was 200: without this line a log that counts statuses would call it a whole answer.
+            text = "request {id}: {what} broke off after its answer had begun: {code}: {why}"
+            self.log.warn(text, id=call.id, what=_named(call), code=error.code, why=error.message)
         send_error(call, error)
 
     def _broken(self, failure: Failure, call: Call) -> None:

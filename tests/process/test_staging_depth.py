@@ -251,7 +251,7 @@ def test_a_frontend_killed_at_random_bytes(depot: FragileCluster, seed: int, vic
 
 def test_a_newer_tunnel_is_used_at_once() -> None:
     """The worker has a new tunnel while the old one is only silent: staging goes on there, long before that is
-    noticed (LOAD-11)."""
+    noticed; in all within seconds, a small part of a stall window (LOAD-11, BR-056)."""
     with fragile(workers=1, frontends=1, frontend_env={"LOCALAI_TUNNEL_KEEPALIVE": "60s"}) as cluster:
         [worker], [frontend], [wire] = cluster.workers, cluster.frontends, cluster.tunnels
         name = fresh("silent")
