@@ -7,7 +7,7 @@ import sys
 
 from bench.rows import shown, write
 
-BENCHES = ("tunnel", "cluster", "fleet")
+BENCHES = ("tunnel", "cluster", "fleet", "staging")
 """Modules of this package with a function ``run() -> list[Row]``."""
 
 

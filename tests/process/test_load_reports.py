@@ -17,7 +17,7 @@ import openai
 import pytest
 
 from localai_dist.testing.cluster import Cluster
-from localai_dist.testing.members import Frontend
+from localai_dist.testing.members import Frontend, Worker
 from localai_dist.testing.waiting import until
 from localai_dist.units import KiB, MiB
 from tests.process.faults import FragileCluster, carried
@@ -140,10 +140,11 @@ def test_a_stream_that_breaks_says_so(fleet: FragileCluster, victim: str) -> Non
     assert isinstance(error, openai.APIError) and last["error"]["message"][:20] in str(error)
     broken = [line for line in asked.log.read_text()[logged:].splitlines() if "broke off after its answer" in line]
     assert len(broken) == 2 and all(last["error"]["code"] in line for line in broken), broken
-    for child in (*fleet.frontends, *fleet.workers):
-        if not child.is_alive():
-            child.start()
-    until("all ready again", lambda: all(child.is_ready() for child in (*fleet.frontends, *fleet.workers)), 40)
+    members: list[Frontend | Worker] = [*fleet.frontends, *fleet.workers]
+    for member in members:
+        if not member.is_alive():
+            member.start()
+    until("all ready again", lambda: all(member.is_ready() for member in members), 40)
 
 
 def raw_stream(cluster: Cluster, frontend: Frontend, model: str, fifth: threading.Barrier) -> list[dict]:  # type: ignore[type-arg]
