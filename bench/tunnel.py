@@ -27,6 +27,7 @@ from localai_dist.units import GiB, KiB, MiB
 ROUNDS = 5
 SIZE = 128 * MiB
 DIRECTIONS = ("up", "down")
+NOT_RUN = "GPUStack's websocket_proxy: not installed"
 
 
 def run() -> list[Row]:
@@ -90,7 +91,6 @@ async def _forwarded() -> list[Row]:
         ("ours", "", forwards.ours),
         ("Go yamux over WebSocket", forwards.go_missing(), forwards.go_pair),
         ("ssh -R", forwards.ssh_missing(), forwards.ssh_reverse),
-        ("GPUStack's websocket_proxy", "not installed (large; never downloaded here)", forwards.ours),
     ]
     with Child("far") as far, ExitStack() as running:
         ways = []
@@ -100,7 +100,7 @@ async def _forwarded() -> list[Row]:
                 ways.append(plain_way(name, forward.port, [far.pid, *forward.pids]))
         await pause(0.2)
         found = await _rounds(ways)
-    absent = "; ".join(f"{name}: {missing}" for name, missing, _ in peers if missing)
+    absent = "; ".join([*(f"{name}: {missing}" for name, missing, _ in peers if missing), NOT_RUN])
     rows = []
     for direction in DIRECTIONS:
         beside = "; ".join(
@@ -109,7 +109,11 @@ async def _forwarded() -> list[Row]:
         )
         rate = _rate(found["ours", direction])
         row = at_most(
-            "MUX-19", f"port forward, {direction}, ends and all", _cpu(found["ours", direction]), "CPU-s/GiB", 2.5
+            "MUX-19",
+            f"port forward, {direction}, with two plain TCP ends",
+            _cpu(found["ours", direction]),
+            "CPU-s/GiB",
+            2.5,
         )
         rows.append(_with_peer(row, f"ours at {rate:.0f} MB/s; {beside}; {absent}"))
     return rows
