@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -138,6 +140,7 @@ def summary(cluster: Cluster) -> None:
     question = "What is the capital of Kenya?" if model == "tiny-facts" else "What is cat in French?"
     messages = [{"role": "user", "content": question}]
     body = json.dumps({"model": model, "temperature": 0, "max_tokens": 32, "messages": messages})
+    ask = f"LOCALAI_SERVER={first} LOCALAI_CLI_API_KEY={key} {own_path()}"
     lines = [
         "",
         "The cluster is up.",
@@ -152,15 +155,28 @@ def summary(cluster: Cluster) -> None:
         "",
         f"  curl -s {first}/v1/chat/completions \\",
         f"    -H 'Authorization: Bearer {key}' -H 'Content-Type: application/json' \\",
-        f"    -d {shlex.quote(body)}",
+        f"    -w '\\n' -d {shlex.quote(body)}",
         "",
-        f"  LOCALAI_SERVER={first} LOCALAI_CLI_API_KEY={key} localai-dist nodes ls",
+        f"  {ask} nodes ls",
         "",
     ]
     if not cluster.plan.auto_approve:
-        lines += [f"The workers wait: localai-dist nodes approve {worker.name}" for worker in cluster.workers] + [""]
+        lines += ["The workers wait:", "", *(f"  {ask} nodes approve {worker.name}" for worker in cluster.workers), ""]
     lines.append("Ctrl-C stops it; the state stays for the next start.")
     click.echo("\n".join(lines))
+
+
+def own_path() -> str:
+    """How to type this command again from the same folder: its bare name if PATH leads to it, else its path."""
+    typed = Path(sys.argv[0])
+    if typed.name != "localai-dist":  # python -m: the script is beside the interpreter
+        typed = Path(sys.executable).with_name("localai-dist")
+    found = shutil.which("localai-dist")
+    if found is not None and Path(found).resolve() == typed.resolve():
+        return "localai-dist"
+    if not typed.exists():  # a checkout that was never installed
+        return f"{shlex.quote(sys.executable)} -m localai_dist.cli.operator.main"
+    return shlex.quote(str(typed))
 
 
 class Face:
