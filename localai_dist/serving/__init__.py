@@ -12,7 +12,7 @@ Reading order:
     ``lease.py``       the right to use one replica: in-flight count and channel, each returned exactly once
     ``generation.py``  a running answer, pulled reply by reply
     ``inference.py``   the loop that ties these together
-    ``watch.py``       the models folder, read anew every two seconds
+    ``watch.py``       the models folder, read anew every second
 
 ::
 
