@@ -64,6 +64,7 @@ class ModelConfig:
         gpu_layers: layers put on the GPU; None leaves it to the backend.
         options: free ``key:value`` settings handed to the backend.
         source: the YAML file's name; no part of the meaning.
+        hints: what is odd about the file though it serves: unknown keys that are nearly known ones; likewise.
     """
 
     name: ModelName
@@ -91,6 +92,7 @@ class ModelConfig:
     system_prompt: str = ""
     disabled: bool = False
     source: str = field(default="", compare=False)
+    hints: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def model_file(self) -> str:

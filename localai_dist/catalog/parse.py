@@ -1,19 +1,22 @@
 """
 One model YAML -> one ``ModelConfig``.
 
-Known keys of a wrong type are errors; unknown keys are ignored, because people bring their LocalAI model files along.
+Known keys of a wrong type are errors; unknown keys are ignored, because people bring their LocalAI model files along,
+with a hint when one is nearly a known key.
 
 Source: reference/surface.md §4.1.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Annotated, Any
 
 import msgspec
 import yaml
 
+from localai_dist.catalog import words
 from localai_dist.catalog.errors import BadModelFile
 from localai_dist.catalog.model import ModelConfig, Parameters, Template
 from localai_dist.ids import ModelName
@@ -70,6 +73,10 @@ class _ModelKeys(msgspec.Struct, kw_only=True):
     disabled: bool | None = None
 
 
+_KEYS = _ModelKeys.__struct_fields__
+_PARAMETERS = _ParametersKeys.__struct_fields__
+
+
 def parse_model(text: str, *, source: str) -> ModelConfig:
     """
     The model that the YAML ``text`` of the file ``source`` describes.
@@ -78,8 +85,8 @@ def parse_model(text: str, *, source: str) -> ModelConfig:
         BadModelFile: no YAML, a known key of a wrong type, no name, no backend, no weights file, or a path that
             leaves the models folder.
     """
-    keys = _read_keys(text, source)
-    _demand(source, keys)
+    keys, hints = _read_keys(text, source)
+    _demand(source, keys, hints)
     for path in _paths(keys):
         _refuse_outside(source, path)
     return ModelConfig(
@@ -90,17 +97,19 @@ def parse_model(text: str, *, source: str) -> ModelConfig:
         lora_adapters=tuple(_adapters(keys)),
         lora_scales=tuple(_scales(keys)),
         source=source,
+        hints=hints,
         **_given(keys, "context_size threads batch f16 gpu_layers mmap mmlock embeddings reranking"),
         **_given(keys, "mmproj draft_model tokenizer lora_base system_prompt disabled"),
         **_given_lists(keys, "options overrides stopwords"),
     )
 
 
-def _read_keys(text: str, source: str) -> _ModelKeys:
+def _read_keys(text: str, source: str) -> tuple[_ModelKeys, tuple[str, ...]]:
+    """The keys, and hints about those that are nearly known ones."""
     try:
         document = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise BadModelFile(source, f"not YAML: {_one_line(error)}") from error
+        raise BadModelFile(source, words.of_yaml(error)) from error
     except (RecursionError, ValueError) as error:
         raise BadModelFile(source, f"can't be read: {_one_line(error)}") from error
     if not isinstance(document, dict):
@@ -109,20 +118,27 @@ def _read_keys(text: str, source: str) -> _ModelKeys:
         keys = msgspec.convert(document, _ModelKeys)
         msgspec.json.encode(keys)  # raises for text that is no text: half of a surrogate pair
     except msgspec.ValidationError as error:
-        raise BadModelFile(source, str(error).replace("`$.", "`")) from error
+        raise BadModelFile(source, words.of_shape(str(error))) from error
     except UnicodeEncodeError as error:
         raise BadModelFile(source, f"holds characters that are none: {_one_line(error)}") from error
-    return keys
+    return keys, _hints(document)
 
 
-def _demand(source: str, keys: _ModelKeys) -> None:
+def _hints(document: Mapping[Any, Any]) -> tuple[str, ...]:
+    inner = document.get("parameters")
+    parameters = words.slips(inner if isinstance(inner, dict) else {}, _PARAMETERS, inside="parameters.")
+    return words.slips(document, _KEYS) + parameters
+
+
+def _demand(source: str, keys: _ModelKeys, hints: tuple[str, ...]) -> None:
     for key, value, example in (
         ("name", keys.name, "name: tiny-facts"),
         ("backend", keys.backend, "backend: llama-cpp"),
         ("parameters.model", keys.parameters.model, "parameters: {model: tiny-facts.gguf}"),
     ):
         if not value:
-            raise BadModelFile(source, f"{key} is missing: want a line like {example}")
+            text = f"{key} is missing: want a line like {example}"
+            raise BadModelFile(source, "; ".join([text, *hints]))
     if len(keys.name) > NAME_LIMIT or any(ord(character) < 0x21 or character == "#" for character in keys.name):
         raise BadModelFile(source, f"name: want at most {NAME_LIMIT} characters, no space and no #")
 

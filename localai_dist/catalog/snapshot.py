@@ -8,7 +8,25 @@ from dataclasses import dataclass, field
 from localai_dist.catalog.errors import BadModelFile
 from localai_dist.catalog.model import ModelConfig
 from localai_dist.catalog.parse import parse_model
+from localai_dist.catalog.words import name_in
 from localai_dist.ids import ModelName
+
+
+@dataclass(frozen=True, slots=True)
+class ModelProblem:
+    """
+    What is wrong with one model file.
+
+    Attributes:
+        file: its name.
+        model: the model it would serve; empty when that one is served from another file.
+        served: it serves all the same, and the reason is only odd.
+    """
+
+    file: str
+    model: str
+    reason: str
+    served: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +37,18 @@ class Snapshot:
     Attributes:
         models: by name, in the order of their names.
         problems: YAML file name -> what is wrong with it.
+        broken: YAML file name -> the model it would serve, for those that can't be read.
     """
 
     models: Mapping[ModelName, ModelConfig] = field(default_factory=dict)
     problems: Mapping[str, str] = field(default_factory=dict)
+    broken: Mapping[str, str] = field(default_factory=dict)
+
+    def all_problems(self) -> list[ModelProblem]:
+        """Files that are not served and those that are odd, by file name."""
+        refused = [ModelProblem(source, self.broken.get(source, ""), text) for source, text in self.problems.items()]
+        odd = [ModelProblem(one.source, one.name, "; ".join(one.hints), True) for one in self.models.values()]
+        return sorted([*refused, *(one for one in odd if one.reason)], key=lambda one: one.file)
 
 
 def read_snapshot(texts: Mapping[str, str]) -> Snapshot:
@@ -34,14 +60,16 @@ def read_snapshot(texts: Mapping[str, str]) -> Snapshot:
     """
     models: dict[ModelName, ModelConfig] = {}
     problems: dict[str, str] = {}
+    broken: dict[str, str] = {}
     for source in sorted(texts):
         try:
             model = parse_model(texts[source], source=source)
         except BadModelFile as error:
             problems[source] = error.reason
+            broken[source] = name_in(texts[source], source)
             continue
         if model.name in models:
             problems[source] = f"the name {model.name} is taken by {models[model.name].source}"
         else:
             models[model.name] = model
-    return Snapshot(dict(sorted(models.items())), problems)
+    return Snapshot(dict(sorted(models.items())), problems, broken)

@@ -46,6 +46,11 @@ def makeService(options: Options) -> IService:
         check_can_listen(settings.address, "LOCALAI_ADDRESS")
         migrate_sync(settings.auth_database_url)
         sigterm_ends_well(reactor)
-        if not any(settings.api_key):
-            _log.warn(NO_KEY)
+        warn_of_open_doors(settings)
         return frontend.make(settings, reactor)
+
+
+def warn_of_open_doors(settings: FrontendSettings) -> None:
+    """Say in the log that this frontend asks nobody for a key, if so; one line."""
+    if not any(settings.api_key):
+        _log.warn(NO_KEY)

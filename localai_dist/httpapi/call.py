@@ -101,11 +101,22 @@ class Call:
         Raises:
             ApiError: 404 ``model_not_found``; 403 when it is switched off.
         """
-        model = self.api.catalog.get(name)
-        if model is None:
-            raise model_not_found(name)
+        model = self.listed_model(name)
         if model.disabled:
             raise ApiError(403, "model_disabled", f"the model {name!r} is disabled in its model file", param="model")
+        return model
+
+    def listed_model(self, name: str) -> ModelConfig:
+        """
+        The model ``name``, switched off or not.
+
+        Raises:
+            ApiError: 404 ``model_not_found``.
+        """
+        catalog = self.api.catalog
+        model = catalog.get(name)
+        if model is None:
+            raise model_not_found(name, [one.name for one in catalog.all()], catalog.problems)
         return model
 
     def read_deadline(self) -> None:

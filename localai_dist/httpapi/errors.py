@@ -6,8 +6,10 @@ Source: design §8 (the table of statuses, codes and types) and §2 (the four co
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Iterable, Mapping
 
+from localai_dist.catalog.snapshot import ModelProblem
 from localai_dist.errors import InvalidName, InvalidQuantity, LocalAIDistError
 from localai_dist.loads.errors import LoadCancelled, LoadFailed, StillLoading, UnloadFailed
 from localai_dist.reach import Unreached, client_answer
@@ -84,9 +86,21 @@ def not_found(message: str) -> ApiError:
     return ApiError(404, "not_found", message)
 
 
-def model_not_found(name: str) -> ApiError:
-    """A model nobody serves: 404, as OpenAI words it."""
-    return ApiError(404, "model_not_found", f"the model {name!r} does not exist", param="model")
+def model_not_found(name: str, served: Iterable[str], problems: Iterable[ModelProblem]) -> ApiError:
+    """
+    A model nobody serves: 404, as OpenAI words it; with the reason if its file is broken, else with names like it.
+
+    Args:
+        served: the models there are.
+        problems: what is wrong with model files.
+    """
+    broken = next((one for one in problems if one.model == name and not one.served), None)
+    if broken is not None:
+        text = f"the model {name!r} can't be served: its file {broken.file} is wrong: {broken.reason}"
+    else:
+        near = difflib.get_close_matches(name, list(served), n=3)
+        text = f"the model {name!r} does not exist" + (f"; did you mean {', '.join(near)}?" if near else "")
+    return ApiError(404, "model_not_found", text, param="model")
 
 
 def unauthorized(message: str, code: str = "invalid_api_key") -> ApiError:

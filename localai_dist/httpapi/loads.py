@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated
 
 import msgspec
@@ -46,6 +47,11 @@ async def load_status(call: Call) -> Answer:
     if status is None:
         raise not_found(f"the model {name!r} is not being loaded")
     return Json(status.as_json())
+
+
+async def problems(call: Call) -> Answer:
+    """``GET /api/models/problems``: the model files this frontend does not serve, and why; and odd ones it serves."""
+    return Json({"problems": [asdict(one) for one in call.api.catalog.problems]})
 
 
 async def cancel(call: Call) -> Answer:
@@ -104,6 +110,7 @@ ROUTES: list[ApiRoute] = [
     Route("POST", "/v1/backend/load", Access.ADMIN, load),
     Route("POST", "/v1/backend/shutdown", Access.ADMIN, shutdown),
     Route("GET", "/api/models/:id/load-status", Access.KEY, load_status),
+    Route("GET", "/api/models/problems", Access.ADMIN, problems),
     Route("GET", "/api/operations", Access.ADMIN, operations),
     Route("POST", "/api/operations/:jobID/cancel", Access.ADMIN, cancel),
 ]

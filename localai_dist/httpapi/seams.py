@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from localai_dist.catalog.model import ModelConfig
+from localai_dist.catalog.snapshot import ModelProblem
 from localai_dist.ids import NodeId
 from localai_dist.loads.status import LoadStatus
 from localai_dist.registry.identity import TokenCheck
@@ -24,6 +25,8 @@ class CatalogLike(Protocol):
 
     def all(self) -> list[ModelConfig]: ...
     def get(self, name: str) -> ModelConfig | None: ...
+    @property
+    def problems(self) -> Sequence[ModelProblem]: ...
 
 
 class NodesLike(Protocol):

@@ -15,7 +15,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from localai_dist.catalog.model import ModelConfig
-from localai_dist.catalog.snapshot import Snapshot, read_snapshot
+from localai_dist.catalog.snapshot import ModelProblem, Snapshot, read_snapshot
 from localai_dist.ids import ModelName
 from localai_dist.units import MiB
 
@@ -50,6 +50,7 @@ def look(folder: Path, before: Look) -> Look:
         return before
     texts: dict[str, str] = {}
     problems: dict[str, str] = {}
+    broken: dict[str, str] = {}
     for name in signatures:
         try:
             texts[name] = _read(folder / name)
@@ -57,8 +58,9 @@ def look(folder: Path, before: Look) -> Look:
             continue  # taken away between the listing and now: the next look will agree
         except (OSError, ValueError) as error:
             problems[name] = f"can't be read: {error}"
+            broken[name] = name.rpartition(".")[0]
     read = read_snapshot(texts)
-    return Look(signatures, Snapshot(read.models, {**read.problems, **problems}))
+    return Look(signatures, Snapshot(read.models, {**read.problems, **problems}, {**read.broken, **broken}))
 
 
 def _signatures(folder: Path) -> dict[str, Signature]:
@@ -114,9 +116,9 @@ class CatalogWatch(Service):
         return self._folder
 
     @property
-    def problems(self) -> Mapping[str, str]:
-        """YAML file name -> why it is not served."""
-        return self._look.snapshot.problems
+    def problems(self) -> list[ModelProblem]:
+        """The model files that are not served, and those that are odd."""
+        return self._look.snapshot.all_problems()
 
     def all(self) -> list[ModelConfig]:
         """Every served model, by name."""
@@ -159,9 +161,10 @@ class CatalogWatch(Service):
         if seen is self._look:
             return
         before, self._look = self._look, seen
-        known = before.snapshot.problems
-        for source, reason in seen.snapshot.problems.items():
-            if known.get(source) != reason:
-                log.warn("model file {source} is not served: {reason}", source=source, reason=reason)
+        known = before.snapshot.all_problems()
+        for one in seen.snapshot.all_problems():
+            if one not in known:
+                said = "model file {source}: {reason}" if one.served else "model file {source} is not served: {reason}"
+                log.warn(said, source=one.file, reason=one.reason)
         log.info("serving {count} models: {names}", count=len(self.all()), names=", ".join(seen.snapshot.models))
         self.on_change()

@@ -100,6 +100,42 @@ class ParseTests(SynchronousTestCase):
         self.assertIn("mapping", self.refused(""))
         self.assertIn("not YAML", self.refused("name: !!python/object/apply:os.system [id]"))
 
+    def test_wrong_shapes_in_plain_words(self) -> None:
+        """
+        A value of a wrong shape is told as an operator would: the key, what is wanted, what is there.
+        """
+        for line, words in (
+            ("context_size: lots", "context_size: want a number, got text"),
+            ("context_size: 1.5", "context_size: want a whole number, got a number"),
+            ("context_size: -1", "context_size: want at least 0"),
+            ("threads: 3000000000", "threads: want at most 2147483647"),
+            ("f16: 1", "f16: want true or false, got a number"),
+            ("options: gpu", "options: want a list, got text"),
+            ("options: [{gpu: 1}]", "options[0]: want text, got keys with values"),
+            ("parameters: tiny.gguf", "parameters: want keys with values, got text"),
+            ("parameters: {model: c, top_p: [1]}", "parameters.top_p: want a number, got a list"),
+            ("mmproj: 2020-01-01", "mmproj: want text, got date"),
+        ):
+            rest = "" if line.startswith("parameters") else "\nparameters: {model: c}"
+            self.assertEqual(self.refused(f"name: a\nbackend: b\n{line}{rest}"), words)
+        self.assertEqual(self.refused("name: a\nbackend: b: c\n").partition(":")[0], "not YAML")
+        self.assertIn("line 2, column 11", self.refused("name: a\nbackend: b: c\n"))
+
+    def test_slips_of_the_pen(self) -> None:
+        """
+        An unknown key that is nearly a known one is pointed out, also where it is why a key is missing.
+        """
+        text = "{name: a, backend: b, contex_size: 1, n_ctx: 2, gallery: x, parameters: {model: c, temprature: 1}}"
+        model = parse_model(text, source="a.yaml")
+        said = ("unknown key contex_size: did you mean context_size?",)
+        inside = ("unknown key parameters.temprature: did you mean parameters.temperature?",)
+        self.assertEqual(model.hints, said + inside)
+        self.assertEqual(
+            model.revision, parse_model("{name: a, backend: b, parameters: {model: c}}", source="").revision
+        )
+        self.assertIn("backend is missing", self.refused("{name: a, backnd: b, parameters: {model: c}}"))
+        self.assertIn("did you mean backend?", self.refused("{name: a, backnd: b, parameters: {model: c}}"))
+
     def test_what_yaml_itself_can_not_make(self) -> None:
         """
         A date that is none, or a text nested without end, is a bad model file like any other.

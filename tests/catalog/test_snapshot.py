@@ -28,6 +28,15 @@ class SnapshotTests(SynchronousTestCase):
         self.assertEqual(seen.models["same"].source, "a.yaml")  # type: ignore[index]
         self.assertIn("taken by a.yaml", seen.problems["b.yaml"])
 
+    def test_which_model_a_broken_file_was_for(self) -> None:
+        """
+        A broken file is known by the name it would serve, or by its own where that can't be told; odd ones are told.
+        """
+        odd = "name: odd\nbackend: b\nparameters: {model: c}\nthread: 1\n"
+        texts = {"a.yaml": "name: 'mine' # yes\ncontext_size: x\n", "b.yml": "{", "c.yaml": odd, "d.yaml": text("fine")}
+        seen = [(one.file, one.model, one.served) for one in read_snapshot(texts).all_problems()]
+        self.assertEqual(seen, [("a.yaml", "mine", False), ("b.yml", "b", False), ("c.yaml", "odd", True)])
+
     def test_nothing(self) -> None:
         """
         An empty folder serves nothing and reports nothing.

@@ -146,6 +146,26 @@ class ModelsTests(OperatorCase):
         self.assertRegex(out, r"other +- +-")
         self.assertRegex(out, r"tiny +loaded +alpha")
 
+    def test_broken_files(self) -> None:
+        """A model file that can't be served is listed with the reason, and the doctor reports it."""
+        self.answer("GET", "/v1/models", {"data": [{"id": "tiny"}]})
+        self.answer("GET", "/api/nodes", [ALPHA])
+        self.answer("GET", "/api/nodes/models", [])
+        self.answer("GET", "/healthz", {})
+        self.answer("GET", "/readyz", {"status": "ready"})
+        broken = {"file": "m.yaml", "model": "mine", "reason": "context_size: want a number, got text", "served": False}
+        odd = {"file": "t.yaml", "model": "tiny", "reason": "unknown key thread", "served": True}
+        self.answer("GET", "/api/models/problems", {"problems": [odd]})
+        self.assertEqual(self.run_command("doctor")[0], 0)
+        self.assertIn("served, but unknown key thread", self.run_command("doctor")[1])
+        self.answer("GET", "/api/models/problems", {"problems": [broken, odd]})
+        _, out, _ = self.run_command("models", "ls")
+        self.assertRegex(out, r"mine +broken +m.yaml: context_size: want a number")
+        self.assertNotIn("thread", out)
+        code, out, _ = self.run_command("doctor")
+        self.assertEqual(code, 1)
+        self.assertIn("not served: context_size: want a number, got text", out)
+
     def test_load_waits_and_tells(self) -> None:
         """A load that takes longer than one request is followed to its end, with its progress."""
         loading = {"state": "staging", "node": "alpha", "bytes_sent": 2**20, "total_bytes": 2**22, "eta_seconds": 90}

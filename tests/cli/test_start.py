@@ -9,7 +9,7 @@ from pathlib import Path
 from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
-from localai_dist.cli.frontend import Options
+from localai_dist.cli.frontend import Options, warn_of_open_doors
 from localai_dist.cli.start import check_can_listen, make_folder, one_clear_line, prepared
 from localai_dist.errors import UserMistake
 from localai_dist.settings.frontend import FrontendSettings
@@ -52,6 +52,15 @@ class PreparedTests(StartCase):
         line = "localai-frontend: the variable LOCALAI_MODELS_PAHT is not known and has no effect"
         self.assertEqual(stderr.getvalue(), f"{line}: did you mean 'LOCALAI_MODELS_PATH'?\n")
         self.assertIn(line, " ".join(formatEvent(event) for event in logged))
+
+    def test_no_api_key(self) -> None:
+        """A frontend without any API key says so in one line of its log; one with a key does not."""
+        for key, lines in (("", 1), ("sk-hunter2", 0)):
+            os.environ["LOCALAI_API_KEY"] = key
+            with capturedLogs() as logged:
+                warn_of_open_doors(self.settings())
+            said = [formatEvent(event) for event in logged]
+            self.assertEqual(["LOCALAI_API_KEY" in line for line in said], [True] * lines)
 
     def test_missing_configuration_file(self) -> None:
         """A configuration file that is not there is named."""

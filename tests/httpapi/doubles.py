@@ -15,6 +15,7 @@ from twisted.python.failure import Failure
 from twisted.web.resource import Resource
 
 from localai_dist.catalog.model import ModelConfig
+from localai_dist.catalog.snapshot import ModelProblem
 from localai_dist.httpapi.api import FrontendApi
 from localai_dist.httpapi.auth import Keys
 from localai_dist.httpapi.readiness import Readiness
@@ -46,6 +47,8 @@ def make_node(node: NodeId = NODE, name: str = "box", **changes: Any) -> Node:
 @dataclass
 class FakeCatalog:
     models: list[ModelConfig] = field(default_factory=lambda: [make_model("tiny"), make_model("words")])
+
+    problems: list[ModelProblem] = field(default_factory=list)
 
     def all(self) -> list[ModelConfig]:
         return self.models

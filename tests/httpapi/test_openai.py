@@ -9,13 +9,14 @@ from typing import Any
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
+from localai_dist.catalog.snapshot import ModelProblem
 from localai_dist.grpcclient.status import Origin, RpcError, StatusCode
 from localai_dist.httpapi import resource
 from localai_dist.loads.errors import LoadFailed, StillLoading
 from localai_dist.loads.status import LoadStatus
 from localai_dist.reach import Answer, Answered, Reconnecting, Unreached
 from localai_dist.rpc import backend_pb2 as pb
-from tests.httpapi.doubles import NODE, Exchange, World
+from tests.httpapi.doubles import NODE, Exchange, FakeCatalog, World
 from tests.serving.doubles import FakeChannel, FakeStream, make_model
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "What is the capital of Kenya?"}]}
@@ -165,6 +166,26 @@ class RefusalTests(SynchronousTestCase):
         self.assertEqual(self.refused({**CHAT, "model": "nope"}, 404, "model"), "model_not_found")
         got = World().send("GET", "/v1/models/nope")
         self.assertEqual((got.status, got.error["code"]), (404, "model_not_found"))
+
+    def test_a_model_whose_file_is_broken(self) -> None:
+        """
+        A model with a broken file says what is wrong with it, and a mistyped one which names are like it.
+        """
+        problem = ModelProblem("mine.yaml", "mine", "context_size: want a number, got text")
+        world = World(catalog=FakeCatalog(problems=[problem]))
+        for path, body in (
+            ("/v1/chat/completions", {**CHAT, "model": "mine"}),
+            ("/backend/load", {"model": "mine"}),
+        ):
+            got = world.send("POST", path, body)
+            self.assertEqual((got.status, got.error["code"]), (404, "model_not_found"))
+            self.assertIn("mine.yaml is wrong: context_size: want a number, got text", got.error["message"])
+        self.assertIn("mine.yaml", world.send("GET", "/v1/models/mine").error["message"])
+        got = world.send("POST", "/v1/chat/completions", {**CHAT, "model": "word"})
+        self.assertEqual(got.error["message"], "the model 'word' does not exist; did you mean words?")
+        listed = world.send("GET", "/api/models/problems").json["problems"]
+        self.assertEqual([(one["file"], one["model"], one["served"]) for one in listed], [("mine.yaml", "mine", False)])
+        self.assertEqual(world.send("GET", "/api/models/problems", key=None).status, 401)
 
     def test_known_field_of_wrong_type_or_range(self) -> None:
         """

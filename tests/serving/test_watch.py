@@ -99,7 +99,7 @@ class CatalogWatchTests(SynchronousTestCase):
         (self.folder / "bad.yaml").write_text("{")
         watching = self.started()
         self.assertIsNotNone(watching.get("tiny"))
-        self.assertEqual(list(watching.problems), ["bad.yaml"])
+        self.assertEqual([(one.file, one.model) for one in watching.problems], [("bad.yaml", "bad")])
 
     def test_folder_that_comes_and_goes(self) -> None:
         """

@@ -124,6 +124,15 @@ class Api:
             raise ApiFailure(f"can't ask {self.server}: {getattr(why, 'strerror', None) or why}") from problem
 
 
+def model_problems(api: Api) -> list[dict[str, Any]]:
+    """The model files that the frontend finds wrong; none from a release that does not tell."""
+    try:
+        answer = api.get("/api/models/problems")
+    except NotFound:
+        return []
+    return list((answer or {}).get("problems", []))
+
+
 def part(text: str) -> str:
     """``text`` as one part of a path."""
     return quote(text, safe="")

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from localai_dist.cli.operator import show
-from localai_dist.cli.operator.api import Api, ApiFailure
+from localai_dist.cli.operator.api import Api, ApiFailure, model_problems
 from localai_dist.cli.operator.context import Asked, pass_asked
 
 
@@ -62,6 +62,10 @@ def examine(api: Api) -> Iterator[Finding]:
         yield Finding(False, "nodes", "none: start a worker with LOCALAI_REGISTER_TO set to this frontend")
     for node in listed:
         yield node_finding(node)
+    for problem in model_problems(api):
+        served = bool(problem.get("served"))
+        found = f"{'served, but' if served else 'not served:'} {problem.get('reason')}"
+        yield Finding(served, f"model file {problem.get('file')}", found)
 
 
 def _readiness(api: Api) -> Finding:

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from localai_dist.cli.operator import progress, show
-from localai_dist.cli.operator.api import Api, ApiFailure, StillLoading, part
+from localai_dist.cli.operator.api import Api, ApiFailure, StillLoading, model_problems, part
 from localai_dist.cli.operator.context import Asked, pass_asked
 from localai_dist.cli.operator.nodes import find
 from localai_dist.cli.operator.ops import listed
@@ -33,7 +33,7 @@ def models() -> None:
 @models.command("ls")
 @pass_asked
 def list_models(asked: Asked) -> None:
-    """List the models that can be asked for, and where they are loaded."""
+    """List the models that can be asked for, and where they are loaded; and model files that are broken."""
     answer = asked.api.get("/v1/models")
     if asked.as_json:
         show.json_text(answer)
@@ -41,6 +41,8 @@ def list_models(asked: Asked) -> None:
     places = _places(asked.api)
     names = sorted({str(model.get("id")) for model in (answer or {}).get("data", [])} | set(places))
     rows = [[name, "loaded" if name in places else "-", ", ".join(places.get(name, [])) or "-"] for name in names]
+    wrong = [one for one in model_problems(asked.api) if not one.get("served")]
+    rows += [[str(one.get("model") or "-"), "broken", f"{one.get('file')}: {one.get('reason')}"] for one in wrong]
     show.table(["model", "state", "on"], rows, empty="no models: put a file and its YAML into the models folder")
 
 

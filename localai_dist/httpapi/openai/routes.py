@@ -7,7 +7,6 @@ import secrets
 from localai_dist.catalog.model import ModelConfig
 from localai_dist.httpapi.auth import Access
 from localai_dist.httpapi.call import Answer, ApiRoute, Call, Json
-from localai_dist.httpapi.errors import model_not_found
 from localai_dist.httpapi.openai.answers import (
     ChatShape,
     CompletionShape,
@@ -31,10 +30,7 @@ async def list_models(call: Call) -> Answer:
 
 async def show_model(call: Call) -> Answer:
     """``GET /v1/models/:model``."""
-    model = call.api.catalog.get(call.values["model"])
-    if model is None:
-        raise model_not_found(call.values["model"])
-    return Json(model_object(model))
+    return Json(model_object(call.listed_model(call.values["model"])))
 
 
 async def chat(call: Call) -> Answer:
