@@ -58,6 +58,7 @@ class Call:
         values: the path's ``:name`` values.
         id: the request's id, told to the client in ``x-request-id``.
         deadline: the client's own, an instant of the clock (s).
+        granted: the same as the client said it, a duration (s).
         events: the event stream, once a route made one.
         gone: whether the client went away.
     """
@@ -68,6 +69,7 @@ class Call:
         self.values = values
         self.id = request_id
         self.deadline: float | None = None
+        self.granted: float | None = None
         self.events: EventStream | None = None
         self.gone = False
 
@@ -135,6 +137,7 @@ class Call:
             raise bad_request(f"{TIMEOUT_HEADER}: {error}", TIMEOUT_HEADER) from error
         if seconds <= 0:
             raise bad_request(f"{TIMEOUT_HEADER}: want more than nothing, like 5s", TIMEOUT_HEADER)
+        self.granted = seconds
         self.deadline = self.api.clock.seconds() + seconds
 
 

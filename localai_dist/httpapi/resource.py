@@ -66,7 +66,7 @@ class ApiResource(Resource):
         route = self._route(call)
         self._admit(call, route.access)
         call.read_deadline()
-        send(call, await within(self._api.clock, call.deadline, route.run(call)))
+        send(call, await within(self._api.clock, call.deadline, route.run(call), granted=call.granted))
 
     def _route(self, call: Call) -> ApiRoute:
         request = call.request

@@ -15,11 +15,16 @@ from localai_dist.units import format_duration
 T = TypeVar("T")
 
 
-def within(clock: IReactorTime, deadline: float | None, work: Coroutine[Any, Any, T]) -> Deferred[T]:
+def within(
+    clock: IReactorTime, deadline: float | None, work: Coroutine[Any, Any, T], *, granted: float | None = None
+) -> Deferred[T]:
     """
     Run ``work``, cancelled at ``deadline`` (an instant of ``clock``, s; None is no deadline).
 
     Cancelling the answer cancels the work.
+
+    Args:
+        granted: what the caller asked for (s), so that the error says its own words; None: what is left of it now.
 
     Raises:
         Unreached: with ``DeadlineExceeded``, whatever else came of the cancelled work (design §2: tested first).
@@ -27,7 +32,7 @@ def within(clock: IReactorTime, deadline: float | None, work: Coroutine[Any, Any
     running = Deferred.fromCoroutine(work)
     if deadline is None:
         return running
-    granted = max(0.0, deadline - clock.seconds())
+    left = max(0.0, deadline - clock.seconds())
     late = False
 
     def expire() -> None:
@@ -35,13 +40,13 @@ def within(clock: IReactorTime, deadline: float | None, work: Coroutine[Any, Any
         late = True
         running.cancel()
 
-    timer = clock.callLater(granted, expire)
+    timer = clock.callLater(left, expire)
 
     def settle(result: T | Failure) -> T | Failure:
         if timer.active():
             timer.cancel()
         if late and isinstance(result, Failure):
-            text = f"the request's own deadline of {format_duration(granted)} passed"
+            text = f"the request's own deadline of {format_duration(left if granted is None else granted)} passed"
             return Failure(Unreached(DeadlineExceeded(text)))
         return result
 

@@ -36,8 +36,10 @@ def guarded() -> Iterator[Cluster]:
 
 
 def identity(worker: Worker) -> tuple[str, str]:
-    """A worker's id and its own token, as it keeps them."""
-    kept = json.loads((worker.data_dir / "node.json").read_text())
+    """A worker's id and its own token, as it keeps them; the registry may know it a moment before its disk does."""
+    kept_in = worker.data_dir / "node.json"
+    until("the identity on the worker's disk", kept_in.exists, 10)
+    kept = json.loads(kept_in.read_text())
     return kept["node_id"], kept["node_token"]
 
 
