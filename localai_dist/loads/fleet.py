@@ -123,6 +123,7 @@ def _node(row: Node) -> NodeFacts:
         available_disk=row.available_disk,
         available_vram=row.available_vram,
         slots=row.max_replicas_per_model,
+        left=row.left_at is not None,
     )
 
 

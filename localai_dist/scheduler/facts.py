@@ -30,6 +30,7 @@ class NodeFacts:
         available_disk: free bytes of it; 0 beside a total is a full disk.
         available_vram: free bytes.
         slots: replicas of one model it may hold.
+        left: its worker said good-bye and did not come back.
     """
 
     id: NodeId
@@ -42,6 +43,7 @@ class NodeFacts:
     available_disk: int = 0
     available_vram: int = 0
     slots: int = 1
+    left: bool = False
 
 
 @dataclass(frozen=True, slots=True)

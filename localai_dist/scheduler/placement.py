@@ -131,7 +131,11 @@ def choose(
         return NoPlace(f"every node that suits is draining: {_names(matching)}")
     connected = [node for node in serving if _tie(presence, node.id) is Tie.CONNECTED]
     if not connected:
-        return _unrouted(serving, presence)
+        # Nobody waits for a worker that said good-bye, unless it holds the bytes of this very load (a restart).
+        expected = [node for node in serving if not node.left or node.id == need.prefer]
+        if not expected:
+            return NoPlace(f"every node that suits was stopped on purpose: {_names(serving)}; start its worker again")
+        return _unrouted(expected, presence)
     return _among(connected, replicas, need)
 
 

@@ -4,7 +4,9 @@ import os
 import signal
 import socket
 import subprocess
+import threading
 from collections.abc import Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +100,36 @@ def test_taken_port_is_one_line(database: str, tmp_path: Path) -> None:
         done = run(environment(database, port, tmp_path), tmp_path, "-n", "--pidfile=", "localai-frontend")
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1 and f"127.0.0.1:{port}" in done.stderr
+
+
+def test_a_worker_refused_for_good_says_so_in_its_log(tmp_path: Path) -> None:
+    """A daemonised worker with a wrong registration token ends and leaves the one clear line in its logfile."""
+
+    class Refusing(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            body = b'{"error": {"message": "invalid registration token"}}'
+            self.send_response(401)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+    with HTTPServer(("127.0.0.1", 0), Refusing) as frontend:
+        threading.Thread(target=frontend.serve_forever, daemon=True).start()
+        env = {
+            "LOCALAI_REGISTER_TO": f"http://127.0.0.1:{frontend.server_port}",
+            "LOCALAI_REGISTRATION_TOKEN": "hunter2",
+            "LOCALAI_HTTP_ADDR": ":0",
+            "LOCALAI_NODE_NAME": "gpu-1",
+        }
+        forms = [f"--pidfile={tmp_path}/p", f"--logfile={tmp_path}/log"]
+        done = run(child_environment(env), tmp_path, *forms, "localai-worker")
+        assert done.returncode == 0, done.stderr
+        until("the worker ended", lambda: "Server Shut Down" in (tmp_path / "log").read_text(), 20)
+        frontend.shutdown()
+    log = (tmp_path / "log").read_text()
+    assert "localai-worker can't go on: " in log and "invalid registration token" in log
+    assert "set LOCALAI_REGISTRATION_TOKEN to the cluster's" in log and "hunter2" not in log
 
 
 def test_two_frontends_on_an_empty_database(database: str, tmp_path: Path) -> None:

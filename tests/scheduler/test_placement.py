@@ -70,6 +70,19 @@ class ChooseTests(SynchronousTestCase):
         assert isinstance(found, NoPlace), found
         return found
 
+    def test_a_node_that_left_is_not_waited_for(self) -> None:
+        """
+        A worker that was stopped on purpose is no reason to wait; one that lost its tunnel, or has our bytes, is.
+        """
+        ties = {A: Tie.RECONNECTING, B: Tie.RECONNECTING}
+        gone = [node(A, left=True, status="offline"), node(B, left=True, status="offline")]
+        refusal = self.refusal(gone, ties=ties)
+        self.assertIsNone(refusal.outcome)
+        self.assertIn("stopped on purpose: worker-a, worker-b", refusal.reason)
+        self.assertEqual(self.refusal([gone[0], node(B)], ties=ties).outcome, Reconnecting("worker-b"))
+        resumed = self.refusal(gone, ties=ties, need=replace(NEED, prefer=A))
+        self.assertEqual(resumed.outcome, Reconnecting("worker-a"))
+
     def test_the_selector_of_the_scheduling_row_decides(self) -> None:
         """
         A model pinned by labels goes to the node that has all of them (WALK-5).
