@@ -91,6 +91,24 @@ class WindowTests(SynchronousTestCase):
         self.assertEqual((sizes[0], max(sizes)), (SPEC_WINDOW, 16 * MiB))
         self.assertEqual(sizes, sorted(sizes))
 
+    def test_withheld_credit_is_told_when_it_is_released(self) -> None:
+        """Credit below a fast stream's grain is withheld, and told in full once it is released."""
+        server = Session(client=False)
+        peer = Bookkeeper(server)
+        stream = peer.open(1)
+        server.accept(stream)
+        peer.listen()
+        stream.receive_window.grain = 200 * KiB
+        left = peer.credit[1] - peer.fill(1)
+        server.consumed(stream, 100 * KiB, 0.0)
+        peer.listen()
+        self.assertTrue(server.credit_withheld)
+        self.assertEqual(peer.credit[1], left)
+        server.release_credit()
+        peer.listen()
+        self.assertFalse(server.credit_withheld)
+        self.assertEqual(peer.credit[1], left + 100 * KiB)
+
     def test_an_idle_stream_does_not_grow(self) -> None:
         """A stream that is used now and then keeps its 256 KiB (MUX-7, BR-037)."""
         server = Session(client=False)
