@@ -165,9 +165,9 @@ def coverage() -> Count:
     modules = [name for name in trial_modules() if name.split(".")[1].removeprefix("test_") in PURE]
     data, where = f"--data-file={BUILD / 'coverage'}", str(BUILD / "pure")
     began = time.monotonic()
+    runner = [sys.executable, "-m", "coverage", "run", "--branch", data, f"--include={','.join(source)}"]
     measured = subprocess.run(
-        [str(BIN / "coverage"), "run", "--branch", data, f"--include={','.join(source)}"]
-        + ["-m", "twisted.trial", "--temp-directory", where, *modules],
+        [*runner, "-m", "twisted.trial", "--temp-directory", where, *modules],
         cwd=ROOT,
         capture_output=True,
         text=True,
