@@ -15,7 +15,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import TCP4ClientEndpoint
 from twisted.internet.error import ConnectError, ConnectionRefusedError
 from twisted.internet.error import TimeoutError as ConnectTimeout
-from twisted.internet.interfaces import IStreamClientEndpoint
+from twisted.internet.interfaces import IProtocol, IStreamClientEndpoint
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
@@ -59,6 +59,7 @@ class StreamRouter:
         http_port: where our own HTTP server listens, asked each time.
         is_backend: whether a port is one of our backends' right now.
         in_range: whether a port is in the backends' range at all.
+        http: makes the server's end of a connection to our own HTTP server; without it ``http_port`` is dialled.
     """
 
     _log = Logger()
@@ -70,11 +71,13 @@ class StreamRouter:
         http_port: Callable[[], int],
         is_backend: Callable[[int], bool],
         in_range: Callable[[int], bool],
+        http: Callable[[], IProtocol] | None = None,
     ) -> None:
         self._reactor = reactor
         self._http_port = http_port
         self._is_backend = is_backend
         self._in_range = in_range
+        self._http = http
 
     def serve(self, stream: MuxStream) -> None:
         """Serve one stream to its end; trouble of this one touches no other."""
@@ -84,9 +87,11 @@ class StreamRouter:
     async def _serve(self, stream: MuxStream) -> None:
         try:
             request = await self._request(stream)
+            if request.tag == HTTP and self._http is not None:
+                self._hand_over(stream, request, self._http())
+                return
             endpoint = TCP4ClientEndpoint(self._reactor, LOOPBACK, self._port(request), timeout=DIAL_TIMEOUT)
-            if request.traffic is not None:
-                stream.traffic = TrafficClass.from_letter(request.traffic)
+            _classify(stream, request)
             await self._join(stream, endpoint)
         except Refusal as refused:
             self._log.debug("a stream was refused: {code} {text}", code=refused.code.value, text=str(refused))
@@ -95,6 +100,12 @@ class StreamRouter:
         except (MuxError, NetError) as error:
             self._log.debug("a stream ended before it was joined: {error}", error=error)
             stream.abortConnection()
+
+    def _hand_over(self, stream: MuxStream, request: TunnelRequest, server: IProtocol) -> None:
+        # No loopback connection in between: it would cost a send and a receive for every byte of a staged model.
+        _classify(stream, request)
+        write_frame(stream, tunnel_ok())
+        stream.start(server)
 
     async def _request(self, stream: MuxStream) -> TunnelRequest:
         try:
@@ -139,6 +150,11 @@ class StreamRouter:
         """Whatever went wrong in one stream: it is logged, and only this stream ends."""
         self._log.failure("serving a stream failed", failure)
         stream.abortConnection()
+
+
+def _classify(stream: MuxStream, request: TunnelRequest) -> None:
+    if request.traffic is not None:
+        stream.traffic = TrafficClass.from_letter(request.traffic)
 
 
 def _code_of(error: Exception) -> TunnelCode:

@@ -11,7 +11,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
+from twisted.internet.address import IPv4Address
 from twisted.internet.error import CannotListenError
+from twisted.internet.interfaces import IProtocol
 from twisted.web.resource import Resource
 
 from localai_dist.errors import UserMistake
@@ -85,6 +87,12 @@ class LoopbackServer:
     def port(self) -> int:
         """Where it listens, once it does."""
         return int(self._listening.getHost().port)
+
+    def connection(self) -> IProtocol:
+        """The server's end of a connection that does not come by the socket."""
+        made = self._site.buildProtocol(IPv4Address("TCP", LOOPBACK, 0))
+        assert made is not None  # a site never refuses
+        return made
 
     def start(self) -> None:
         """

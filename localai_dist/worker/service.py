@@ -139,6 +139,7 @@ class WorkerServer(Service):
             http_port=lambda: self._http.port,
             is_backend=lambda port: supervisor is not None and supervisor.serves(port),
             in_range=lambda port: supervisor is not None and port in ports,
+            http=self._http.connection,
         )
 
     @property
