@@ -116,7 +116,9 @@ async def node_models(call: Call) -> Answer:
 async def unload(call: Call) -> Answer:
     """``POST /api/nodes/:id/models/unload``; it fails with the cause while the backend is not really gone."""
     body = call.body(UnloadBody)
-    await call.api.loads.unload(body.model_name, (await find_node(call)).id)
+    node = await find_node(call)
+    if not await call.api.loads.unload(body.model_name, node.id):
+        raise not_found(f"the model {body.model_name!r} is not loaded on node {node.name}")
     return Json({"message": "model unloaded"})
 
 

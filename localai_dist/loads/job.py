@@ -128,7 +128,7 @@ class LoadJob:
             raise
         except HoldExpired as error:
             done = self.progress.summary(self._clock.seconds() - self._begun)
-            await self._fail(LoadFailed(f"{self._model.name}: {error} ({self._state.value}: {done})"), abandoned=True)
+            await self._fail(LoadFailed(f"{self._model.name}: {error} ({self._state.value}: {done})"))
         except NoSpace as error:
             await self._fail(LoadFailed(str(error)), cramped=True)
         except (LoadFailed, NoPlace, Unreached) as error:
@@ -248,27 +248,42 @@ class LoadJob:
         elif told:
             self.cancel(told)
 
-    async def _fail(self, error: LocalAIDistError, *, abandoned: bool = False, cramped: bool = False) -> None:
+    async def _fail(self, error: LocalAIDistError, *, cramped: bool = False) -> None:
         """
-        Leave the cause in the row, and no process that still loads; then raise the cause.
+        Leave no process without a replica, and the cause in the row; then raise the cause.
 
         Args:
-            abandoned: the process may still be loading.
             cramped: the node's disk is full: what was staged goes, since it would keep every other model out.
         """
         self._ending = True
         self.log.warn("loading {model} failed: {error}", model=self._model.name, error=error)
+        await self._stop_started()
         try:
             if not await self._tools.table.fail(self._claim, encode_cause(error)):
                 raise await self._lost()
         except StoreUnavailable as unavailable:
             self.log.warn("the failure could not be recorded: {error}", error=unavailable)
         place = self._place
-        if place is not None and self._address and (abandoned or cramped):
-            await stop_process(self._tools, self._claim, place.node, place.replica_index, self._address)
         if place is not None and cramped:
             await remove_files(self._tools, self._model.name, place.node)
         raise error
+
+    async def _stop_started(self) -> None:
+        """
+        End the process that this attempt was given: no row would tell anybody of it.
+
+        It ends while the job is still this attempt's: the next attempt is given the same process if it is there.
+        """
+        place = self._place
+        if place is None or not self._address:
+            return
+        try:
+            row = await self._tools.table.read(self._claim.key)
+        except StoreUnavailable as error:
+            self.log.warn("whose load of {model} it is, is unknown: {error}", model=self._model.name, error=error)
+            return
+        if row is not None and row.attempt == self._claim.attempt:
+            await stop_process(self._tools, self._claim, place.node, place.replica_index, self._address)
 
     async def _clear_away(self, reason: str) -> NoReturn:
         self._ending = True

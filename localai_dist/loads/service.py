@@ -29,7 +29,7 @@ from localai_dist.loads.speed import eta_range
 from localai_dist.loads.status import JobState, LoadStatus
 from localai_dist.loads.table import JobTable
 from localai_dist.loads.tools import ConnectBackend, LoadSettings, StagerLike, Tools, VerbsLike
-from localai_dist.loads.unload import Unloaded, unload_replicas
+from localai_dist.loads.unload import Unloaded, stop_strays, unload_replicas
 from localai_dist.loads.watch import Seen, watch
 from localai_dist.reach import RegistryUnknown, Unreached
 from localai_dist.registry.records import Replica
@@ -207,16 +207,24 @@ class Loads:
         """
         Stop the replicas of a model, on ``node`` or everywhere; empty when there were none.
 
-        A row goes only after its process is really gone; an absent process is gone.
+        A row goes only after its process is really gone; an absent process is gone. On a ``node`` without a row the
+        worker is asked, and what a failed load left there is stopped; the process of a load that runs is left alone.
 
         Raises:
             UnloadFailed: a process is not gone; the rest was unloaded.
             Unreached: a worker could not be asked, or the database did not answer.
         """
         try:
-            return await unload_replicas(self._tools.verbs, self._fleet.replicas, model_name, node)
+            gone = await unload_replicas(self._tools.verbs, self._fleet.replicas, model_name, node)
+            if gone or node is None or await self._loads_on(model_name, node):
+                return gone
+            return await stop_strays(self._tools.verbs, model_name, node)
         except StoreUnavailable as error:
             raise Unreached(RegistryUnknown(str(error))) from error
+
+    async def _loads_on(self, model_name: str, node: NodeId) -> bool:
+        row = await self._tools.table.read(model_name)
+        return row is not None and row.state is not JobState.FAILED and row.node == node
 
     async def _warm(self, model: ModelConfig) -> Replica | None:
         try:

@@ -20,7 +20,7 @@ from localai_dist.loads.stop import stop_exactly
 from localai_dist.loads.tools import VerbsLike
 from localai_dist.reach import DeadlineExceeded, Unreached
 from localai_dist.registry.records import Replica
-from localai_dist.wire.verbs import MODEL_UNLOAD, ModelUnloadRequest
+from localai_dist.wire.verbs import MODEL_UNLOAD, MODELS_RUNNING, Empty, ModelUnloadRequest
 
 _log = Logger()
 
@@ -62,6 +62,33 @@ async def unload_replicas(verbs: VerbsLike, replicas: ReplicasLike, model: str, 
             failure = failure or error
             continue
         await replicas.remove(replica.node_id, model, replica.replica_index, replica.address)
+    if failure is not None:
+        raise failure
+    return gone
+
+
+async def stop_strays(verbs: VerbsLike, model: str, node: NodeId) -> list[Unloaded]:
+    """
+    Stop every process of ``model`` that the worker itself says it runs: for a node where no row tells of one.
+
+    Raises:
+        UnloadFailed: the worker can't say what it runs, or a process is not gone.
+        Unreached: the worker could not be asked.
+    """
+    reply = await verbs.call(node, MODELS_RUNNING, Empty())
+    if reply.error:
+        raise UnloadFailed(f"node {node} can't say what it runs: {reply.error}")
+    gone: list[Unloaded] = []
+    failure: UnloadFailed | None = None
+    for one in reply.models:
+        if one.model_id != model:
+            continue
+        try:
+            done = await stop_exactly(verbs, node, model, one.replica_index, one.address, force=True)
+        except UnloadFailed as error:
+            failure = failure or error
+            continue
+        gone.append(Unloaded(node, one.replica_index, absent=not done.matched, freed=done.freed))
     if failure is not None:
         raise failure
     return gone

@@ -333,6 +333,9 @@ class AdminTests(SynchronousTestCase):
         path = "/api/nodes/box/models/unload"
         self.assertEqual(world.send("POST", path, {"model_name": "tiny"}).json, {"message": "model unloaded"})
         self.assertEqual(world.loads.unloads, [("tiny", NODE)])
+        world.loads.gone = []
+        got = world.send("POST", path, {"model_name": "tiny"})
+        self.assertEqual((got.status, got.error["message"]), (404, "the model 'tiny' is not loaded on node box"))
         world.loads.gone = UnloadFailed("the process survives SIGKILL")
         got = world.send("POST", path, {"model_name": "tiny"})
         self.assertEqual((got.status, got.error["message"]), (500, "the process survives SIGKILL"))

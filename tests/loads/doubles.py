@@ -34,6 +34,7 @@ from localai_dist.wire.verbs import (
     MODEL_DELETE,
     MODEL_STOP,
     MODEL_UNLOAD,
+    MODELS_RUNNING,
     DoneReply,
     InstallReply,
     InstallRequest,
@@ -41,6 +42,8 @@ from localai_dist.wire.verbs import (
     ModelStopReply,
     ModelStopRequest,
     ModelUnloadRequest,
+    RunningModel,
+    RunningReply,
 )
 
 NOWHERE = NodeId("")
@@ -456,6 +459,10 @@ class Workers:
             assert isinstance(request, ModelUnloadRequest)
             await self._step("free")
             return self.free
+        if verb is MODELS_RUNNING:
+            await self._step("running")
+            keys = [(parse_process_key(key), address) for key, address in self.processes.items()]
+            return RunningReply([RunningModel(key.model, key.replica, address) for key, address in keys])
         assert verb is MODEL_STOP
         assert isinstance(request, ModelStopRequest)
         await self._step("stop")

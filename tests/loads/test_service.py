@@ -342,6 +342,27 @@ class FailureTests(LoadsCase):
         self.workers.result = pb.Result(success=False, message="missing shard 3 of 7")
         self.assertIn("missing shard 3 of 7", str(self.failureResultOf(self.ensure(self.one), LoadFailed).value))
 
+    def test_a_failed_load_leaves_no_process(self) -> None:
+        """
+        The process of a load that failed is stopped, exactly and by force: no row would tell anybody of it.
+        """
+        self.workers.result = pb.Result(success=False, message="bad magic")
+        self.failureResultOf(self.ensure(self.one), LoadFailed)
+        self.assertEqual((self.workers.processes, self.workers.force), ({}, [True]))
+        self.workers.errors["load"] = [RpcError(StatusCode.INTERNAL, "bad magic")]
+        self.failureResultOf(self.ensure(self.two), LoadFailed)
+        self.assertEqual(self.workers.processes, {})
+
+    def test_a_process_that_stays_does_not_hide_why_the_load_failed(self) -> None:
+        """
+        The load's cause is told also when its process can't be stopped, or its worker can't be asked to.
+        """
+        self.workers.result = pb.Result(success=False, message="bad magic")
+        self.workers.immortal = "pid 77 survived SIGKILL"
+        self.assertIn("bad magic", str(self.failureResultOf(self.ensure(self.one), LoadFailed).value))
+        self.workers.errors["stop"] = [Unreached(Reconnecting("worker-1"))]
+        self.assertIn("bad magic", str(self.failureResultOf(self.ensure(self.one), LoadFailed).value))
+
     def test_a_backends_error_status(self) -> None:
         """
         An error status of LoadModel is the cause, with its details.
@@ -533,6 +554,21 @@ class TakeOverTests(LoadsCase):
         self.assertEqual(self.workers.steps, before)
         self.assertEqual(self.database.replicas, replicas)
         self.assertEqual(self.successResultOf(frozen).address, "127.0.0.1:20000")
+
+    def test_an_old_owners_failure_stops_no_process(self) -> None:
+        """
+        A load that fails after it was taken over leaves the process alone: it is the new owner's (LOAD-6).
+        """
+        gate = self.hold_at("load")
+        frozen = self.ensure(self.one)
+        del self.workers.gates["load"]
+        self.freeze()
+        self.successResultOf(self.ensure(self.two))
+        self.workers.result = pb.Result(success=False, message="bad magic")
+        gate.callback(None)
+        self.successResultOf(frozen)
+        self.assertNotIn("stop", self.workers.steps)
+        self.assertEqual(len(self.workers.processes), 1)
 
     def test_a_beat_that_finds_no_row_stops_the_job(self) -> None:
         """

@@ -115,6 +115,31 @@ class UnloadTests(SynchronousTestCase):
         self.database.replicas.clear()
         self.assertEqual(self.successResultOf(self.unload()), [])
 
+    def test_a_process_without_a_row_is_stopped(self) -> None:
+        """
+        On a node without a row of the model, the worker is asked what it runs and those processes are stopped, no other.
+        """
+        self.database.replicas.clear()
+        self.workers.processes = {"tiny#2": "127.0.0.1:20002", "other#0": "127.0.0.1:20003"}
+        gone = self.successResultOf(self.unload(self.node))
+        self.assertEqual([(one.node, one.replica_index) for one in gone], [(self.node, 2)])
+        self.assertEqual(list(self.workers.processes), ["other#0"])
+        self.assertEqual(self.successResultOf(self.unload(self.node)), [])
+        self.workers.processes = {"tiny#2": "127.0.0.1:20002"}
+        self.workers.immortal = "pid 77 survived SIGKILL"
+        self.assertIn("pid 77", str(self.failureResultOf(self.unload(self.node), UnloadFailed).value))
+
+    def test_the_process_of_a_load_that_runs_is_left_alone(self) -> None:
+        """
+        A process without a row may be one that a load is filling: it is the load's, which can be cancelled.
+        """
+        self.database.replicas.clear()
+        self.workers.gates["load"] = Deferred()
+        Deferred.fromCoroutine(self.loads.ensure(self.model, wait=None))
+        self.assertEqual(self.successResultOf(self.unload(self.node)), [])
+        self.assertEqual(list(self.workers.processes), ["tiny#0"])
+        self.assertNotIn("running", self.workers.steps)
+
     def test_without_the_database(self) -> None:
         """
         While the database is away nothing is unloaded and the condition is told.
