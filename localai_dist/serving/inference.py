@@ -16,13 +16,13 @@ from twisted.logger import Logger
 from localai_dist.catalog.model import ModelConfig
 from localai_dist.grpcclient.status import RpcError
 from localai_dist.ids import NodeId
-from localai_dist.reach import Outcome, RegistryUnknown, Unreached, describe
+from localai_dist.reach import NotServed, Outcome, RegistryUnknown, Unreached, describe
 from localai_dist.rpc import backend_pb2 as pb
 from localai_dist.scheduler.placement import NoPlace
 from localai_dist.serving.deadline import pause
 from localai_dist.serving.failures import failure_of
 from localai_dist.serving.generation import Generation
-from localai_dist.serving.lease import Lease, take_lease
+from localai_dist.serving.lease import Lease, ReplicaVanished, take_lease
 from localai_dist.serving.replicas import in_order, key_of
 from localai_dist.serving.seams import (
     ChannelLike,
@@ -35,6 +35,9 @@ from localai_dist.serving.seams import (
 from localai_dist.serving.steps import Attempts, DropRow, GiveUp, TryAgain, TryOther, Wait, next_step
 from localai_dist.store.errors import StoreUnavailable
 from localai_dist.units import MINUTE, SECOND
+
+MAX_VANISHED = 3
+"""How often one request may find that the replica it chose was removed just then, and choose (or load) again."""
 
 T = TypeVar("T")
 log = Logger()
@@ -68,6 +71,7 @@ class _Search:
     tried: set[tuple[NodeId, int]] = field(default_factory=set)
     replica: ReplicaLike | None = None
     others: bool = False
+    vanished: int = 0
 
 
 class Inference:
@@ -150,6 +154,10 @@ class Inference:
                 if not isinstance(failure, Unreached):
                     raise failure from error
                 await self._recover(search, failure)
+            except ReplicaVanished as error:
+                search.vanished += 1
+                if search.vanished > MAX_VANISHED:
+                    raise Unreached(NotServed(str(error))) from error
             except Unreached as error:
                 await self._recover(search, error)
             except NoPlace as error:

@@ -6,12 +6,16 @@ from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
+from localai_dist.errors import LocalAIDistError
 from localai_dist.ids import NodeId
-from localai_dist.reach import NotServed, Unreached
 from localai_dist.serving.seams import ChannelLike, ConnectBackend, ReplicaLike, ReplicasLike
 from localai_dist.store.errors import StoreError
 
 log = Logger()
+
+
+class ReplicaVanished(LocalAIDistError):
+    """The replica's row went between the choice and the call: nothing was asked, so nothing is known of its node."""
 
 
 class Flight:
@@ -97,7 +101,8 @@ async def take_lease(
     Nothing is called before the call is counted. Cancelling it returns what it took.
 
     Raises:
-        Unreached: the node can't be reached, or the row vanished meanwhile (``NotServed``).
+        ReplicaVanished: the row vanished meanwhile.
+        Unreached: the node can't be reached.
         StoreError: the registry did not answer.
     """
 
@@ -108,7 +113,7 @@ async def take_lease(
     flight = Flight(replicas, replica)
     try:
         if not await flight.counted():
-            raise Unreached(NotServed("its replica was removed just now"))
+            raise ReplicaVanished("its replica was removed just now")
         channel = await connecting
     except BaseException:
         flight.finish()

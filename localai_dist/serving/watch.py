@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from twisted.application.service import Service
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, maybeDeferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
@@ -75,6 +75,8 @@ def _signatures(folder: Path) -> dict[str, Signature]:
                     found[entry.name] = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
             except FileNotFoundError:
                 continue
+            except OSError as error:  # a link that leads to itself, ...: reading it says what is wrong
+                found[entry.name] = (-1, error.errno or 0, entry.inode())
     return found
 
 
@@ -95,6 +97,7 @@ class CatalogWatch(Service):
 
     Attributes:
         on_change: called after the models changed.
+        failures: looks that came to nothing, since the start.
     """
 
     name = "catalog"
@@ -106,6 +109,7 @@ class CatalogWatch(Service):
         self._in_thread = in_thread
         self._look = Look()
         self._trouble = ""
+        self.failures = 0
         self.on_change: Callable[[], None] = lambda: None
         self._loop = LoopingCall(self._again)
         self._loop.clock = clock
@@ -133,8 +137,8 @@ class CatalogWatch(Service):
         super().startService()
         try:
             self._adopt(look(self._folder, self._look))
-        except OSError as error:
-            self._complain(error)
+        except Exception:
+            self._failed(Failure())
         self._loop.start(INTERVAL, now=False)
 
     def stopService(self) -> None:
@@ -145,16 +149,20 @@ class CatalogWatch(Service):
 
     def _again(self) -> Deferred[None]:
         before = self._look
-        return self._in_thread(lambda: look(self._folder, before)).addCallbacks(self._adopt, self._failed)
+        seen = maybeDeferred(self._in_thread, lambda: look(self._folder, before))
+        return seen.addCallback(self._adopt).addErrback(self._failed)
 
     def _failed(self, failure: Failure) -> None:
-        failure.trap(OSError)
-        self._complain(failure.value)
-
-    def _complain(self, error: BaseException | None) -> None:
-        if str(error) != self._trouble:
-            self._trouble = str(error)
-            log.warn("the models folder {folder} can't be read: {error}", folder=str(self._folder), error=error)
+        """Whatever went wrong, the next look is to come; said once for as long as it stays the same."""
+        self.failures += 1
+        trouble = repr(failure.value)
+        if trouble == self._trouble:
+            return
+        self._trouble = trouble
+        if failure.check(OSError):
+            log.warn("the models folder {folder} can't be read: {error}", folder=str(self._folder), error=failure.value)
+        else:
+            log.failure("looking at the models folder {folder} failed", failure, folder=str(self._folder))
 
     def _adopt(self, seen: Look) -> None:
         self._trouble = ""

@@ -54,6 +54,8 @@ class FakeReplicas:
     reaped: list[tuple[NodeId, Outcome]] = field(default_factory=list)
     trouble: Exception | None = None
     hold_begin: Deferred[None] | None = None
+    vanish: int = 0
+    """How many of the next beginnings find that the row went just then."""
 
     def _check(self) -> None:
         if self.trouble is not None:
@@ -67,6 +69,9 @@ class FakeReplicas:
         self._check()
         if self.hold_begin is not None:
             await self.hold_begin
+        if self.vanish and self.begun:
+            self.vanish -= 1
+            self.rows = [row for row in self.rows if (row.node_id, row.replica_index) != (node, replica_index)]
         known = any((row.node_id, row.replica_index) == (node, replica_index) for row in self.rows)
         if known:
             self.begun.append((node, replica_index))

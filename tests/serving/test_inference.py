@@ -292,6 +292,29 @@ class InferenceTests(SynchronousTestCase):
         self.assertEqual((unused.closed, unused.asked), (1, []))
         self.assert_nothing_left(world)
 
+    def test_a_removed_row_costs_no_retry(self) -> None:
+        """
+        A backend that was killed: the request whose connection broke, and which then finds the row removed by another
+        request, gets a new replica, not an error.
+        """
+        broken = FakeChannel(reply=LOST)
+        for removed in (1, 3):
+            world = World([broken] + [FakeChannel()] * (removed + 1))
+            world.replicas.vanish = removed
+            self.assertEqual(self.successResultOf(world.predict()).message, b"hello")
+            self.assertEqual(len(world.loads.waits), removed)
+            self.assert_nothing_left(world)
+
+    def test_rows_that_vanish_for_ever(self) -> None:
+        """
+        A request whose replica is removed each time it was chosen is answered in the end.
+        """
+        world = World([FakeChannel(reply=LOST), FakeChannel()])
+        world.replicas.vanish = 1000
+        self.assertEqual(self.outcome(world.predict()), NotServed("its replica was removed just now"))
+        self.assertEqual(len(world.loads.waits), 3)
+        self.assert_nothing_left(world)
+
     def test_request_the_backend_refuses(self) -> None:
         """
         A request the backend calls invalid is the client's fault, told in the backend's own words.
