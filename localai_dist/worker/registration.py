@@ -134,6 +134,7 @@ class Registration(Service):
         self._identity: Identity | None = None
         self._registered = False
         self._trouble = ""
+        self._stranger = False
         self._running: Deferred[None] | None = None
         self._sleeping: Deferred[None] | None = None
         self._waiting: list[Deferred[None]] = []
@@ -301,9 +302,13 @@ class Registration(Service):
         answer = await self._post_own("heartbeat", readings.to_beat())
         if answer.status in _FORGOTTEN:
             self._log.warn("{url} does not know this node any more ({status})", url=answer.url, status=answer.status)
-            self._registered = False
+            self._registered, self._stranger = False, True
         elif answer.status >= 400:
             self._log.warn("a heartbeat failed: {status} {text}", status=answer.status, text=answer.text)
+        elif self._stranger and self.status == PENDING:
+            # A newcomer's beats are refused until an operator hands it the name; the row still tells of the process
+            # before it, and registering again makes it tell of this one.
+            self._registered = False
 
     async def _busy(self) -> bool:
         answer = await self._frontends.get(f"/api/node/{self.node_id()}/models", node_token=self.node_token())

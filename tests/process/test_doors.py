@@ -120,7 +120,39 @@ def test_a_newcomer_under_a_known_name_waits(guarded: Cluster) -> None:
     assert newcomer["status"] == "pending" and newcomer["tunnel_token"] != identity(worker)[1]
     assert dial(guarded, newcomer["id"], newcomer["tunnel_token"]) == (403, "node_pending")
     assert rows(guarded.database.url, "select status, node_token_hash, boot_id from backend_nodes") == before
-    assert worker.is_ready()
+    # Our own dial, two tests ago, may still cost the worker its tunnel for a moment.
+    guarded.wait_for("the worker's tunnel", worker.is_ready, 10)
+
+
+def test_a_worker_that_lost_its_identity_comes_back(guarded: Cluster) -> None:
+    """Stopped in order, started without its node.json and approved, a worker is healthy, also after more beats."""
+    [worker] = guarded.workers
+    lost = identity(worker)
+    worker.terminate()
+    worker.wait_ended(20)
+    guarded.wait_for("the good-bye", lambda: node_object(guarded, "worker-0")["status"] == "offline", 20)
+    (worker.data_dir / "node.json").unlink()
+    worker.start()
+    waits = "waits for approval: localai-dist nodes approve worker-0"
+    guarded.wait_for("the sentence", lambda: _tunnel_check(worker) == waits, 20)
+    env = {"LOCALAI_SERVER": guarded.frontends[0].url, "LOCALAI_CLI_API_KEY": guarded.secrets.api_key}
+    assert localai_dist("nodes", "approve", "worker-0", env=env).communicate() == ("worker-0 approved\n", "")
+    assert node_object(guarded, "worker-0")["status"] == "healthy"
+    guarded.wait_for("the worker's tunnel", lambda: _holds_a_tunnel(guarded, worker), 40)
+    boots = "select boot_id, left_at, parked_token_hash from backend_nodes where name = 'worker-0'"
+    [(before, _, _)] = rows(guarded.database.url, boots)
+    assert identity(worker) != lost
+    guarded.restart(worker)
+    guarded.wait_for("the worker again", lambda: _holds_a_tunnel(guarded, worker), 40)
+    [(boot, left, parked)] = rows(guarded.database.url, boots)
+    assert (boot != before, left, parked) == (True, None, "")
+    assert node_object(guarded, "worker-0")["status"] == "healthy"
+
+
+def _tunnel_check(worker: Worker) -> str:
+    """Why the worker has no tunnel, as its /readyz says; empty while it does not listen."""
+    told = ask(worker.probe_url + "/readyz", timeout=2).json() or {"checks": {"tunnel": {"reason": ""}}}
+    return str(told["checks"]["tunnel"]["reason"])
 
 
 def test_only_hashes_of_tokens_are_stored(guarded: Cluster) -> None:

@@ -205,6 +205,19 @@ class WhyNotTests(RegistrationCase):
         self.clock.advance(10)
         self.assertEqual(self.registration.why_not(), "waits for approval: localai-dist nodes approve box")
 
+    def test_an_admitted_newcomer_registers_once_more(self) -> None:
+        """A newcomer that was handed the name registers again, so that its row tells of its own process."""
+        self.agent.rules = {"register": self.accept("pending"), "heartbeat": 403}
+        self.registration.startService()
+        self.clock.advance(10)
+        self.clock.advance(4)
+        self.agent.rules = {"register": self.accept(), "heartbeat": 200}
+        self.agent.paths()
+        for _ in range(4):
+            self.clock.advance(10)
+        self.assertEqual([path.rpartition("/")[2] for path in self.agent.paths()].count("register"), 1)
+        self.assertEqual((self.registration.status, self.registration.why_not()), ("healthy", ""))
+
 
 class RegisterTests(RegistrationCase):
     def test_registers_without_an_address(self) -> None:

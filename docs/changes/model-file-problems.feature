@@ -1,0 +1,1 @@
+`models ls`, `doctor` and `GET /api/models/problems` list the model files that can't be served, in plain words, and whoever asks for such a model is told why; a key that is nearly a known one is pointed out, and an unknown model's error names those like it.

@@ -1,0 +1,1 @@
+A daemon warns, in its log and on stderr, of every LOCALAI_ variable that nothing reads, with the nearest known one; a frontend without an API key says so in its log at the start; a taken port names the variable to change.
