@@ -20,6 +20,12 @@ ModelName = NewType("ModelName", str)
 Epoch = NewType("Epoch", int)
 """Fencing token of one tunnel ownership: unique, compared for equality only, never by size."""
 
+MAX_PATH_BYTES = 2048
+"""Bytes in one relative path, UTF-8. Source: ours; well under PATH_MAX (4096) with a root in front."""
+
+MAX_PART_BYTES = 255
+"""Bytes in one part of a path, UTF-8. Source: NAME_MAX of Linux file systems."""
+
 _IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,35}")
 
 
@@ -80,3 +86,27 @@ def parse_process_key(text: str) -> ProcessKey:
     if not model or not (index.isascii() and index.isdigit()):
         raise InvalidName(f"{text[:80]!r} is not a process key: want model#replica, like tiny-facts#0")
     return ProcessKey(model, int(index))
+
+
+def path_parts(text: str) -> tuple[str, ...]:
+    """
+    The parts of the relative path ``text``, which can be made below any folder.
+
+    Raises:
+        InvalidName: absolute, empty, too long, or with an empty, ``.`` or ``..`` part or a control character.
+    """
+    if not text:
+        raise InvalidName("an empty path names nothing")
+    if len(text.encode("utf-8", "surrogatepass")) > MAX_PATH_BYTES:
+        raise InvalidName(f"{text[:80]!r}… is longer than {MAX_PATH_BYTES} bytes")
+    if any(ord(character) < 32 or ord(character) == 127 or character == "\\" for character in text):
+        raise InvalidName(f"{text[:80]!r} has a control character or a backslash in it")
+    if any(0xD800 <= ord(character) <= 0xDFFF for character in text):
+        raise InvalidName(f"{text[:80]!r} is not UTF-8")
+    parts = tuple(text.split("/"))
+    for part in parts:
+        if part in ("", ".", ".."):
+            raise InvalidName(f"{text[:80]!r} is not a path below its folder: empty, '.' or '..' part")
+        if len(part.encode()) > MAX_PART_BYTES:
+            raise InvalidName(f"{part[:80]!r}… is longer than {MAX_PART_BYTES} bytes")
+    return parts

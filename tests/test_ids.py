@@ -7,7 +7,15 @@ from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from localai_dist.errors import InvalidName
-from localai_dist.ids import ProcessKey, parse_instance_id, parse_node_id, parse_process_key
+from localai_dist.ids import (
+    MAX_PART_BYTES,
+    MAX_PATH_BYTES,
+    ProcessKey,
+    parse_instance_id,
+    parse_node_id,
+    parse_process_key,
+    path_parts,
+)
 
 
 class IdentifierTests(SynchronousTestCase):
@@ -55,3 +63,19 @@ class ProcessKeyTests(SynchronousTestCase):
         for text in ("", "#0", "m#", "m#x", "m#-1", "m#1.5", "m#٣"):
             with self.assertRaises(InvalidName):
                 parse_process_key(text)
+
+
+class PathTests(SynchronousTestCase):
+    """Relative paths."""
+
+    def test_parts(self) -> None:
+        """A relative path falls into its parts, up to the longest a file system takes."""
+        self.assertEqual(path_parts("a/b c/ü.gguf"), ("a", "b c", "ü.gguf"))
+        self.assertEqual(path_parts("a" * MAX_PART_BYTES), ("a" * MAX_PART_BYTES,))
+
+    def test_refused(self) -> None:
+        """What is absolute, climbs, is too long or can't be a file's name is refused."""
+        long = ("a" * (MAX_PART_BYTES + 1), "é" * 128, "a/" * (MAX_PATH_BYTES // 2) + "b")
+        for text in ("", "/", "/a", "a/", "a//b", ".", "..", "a/../b", "a\\b", "a\nb", "a\x7f", "\udcff", *long):
+            with self.assertRaises(InvalidName, msg=repr(text)):
+                path_parts(text)

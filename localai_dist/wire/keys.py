@@ -13,12 +13,10 @@ from dataclasses import dataclass
 from enum import Enum
 
 from localai_dist.errors import InvalidName
+from localai_dist.ids import MAX_PATH_BYTES, path_parts
 
-MAX_KEY_BYTES = 2048
-"""Bytes in one key, UTF-8. Source: ours; well under PATH_MAX (4096) with the root in front."""
-
-MAX_PART_BYTES = 255
-"""Bytes in one part, UTF-8. Source: NAME_MAX of Linux file systems."""
+MAX_KEY_BYTES = MAX_PATH_BYTES
+"""Bytes in one key, UTF-8."""
 
 HASH_SUFFIX = ".sha256"
 """Beside a finished file: its SHA-256 in hexadecimal."""
@@ -155,18 +153,7 @@ def is_sidecar(name: str) -> bool:
 
 
 def _parts(text: str) -> tuple[str, ...]:
-    if not text:
-        raise InvalidKey("a staging key can't be empty")
-    if len(text.encode("utf-8", "surrogatepass")) > MAX_KEY_BYTES:
-        raise InvalidKey(f"{text[:80]!r}… is longer than {MAX_KEY_BYTES} bytes")
-    if any(ord(character) < 32 or ord(character) == 127 or character == "\\" for character in text):
-        raise InvalidKey(f"{text[:80]!r} has a control character or a backslash in it")
-    if any(0xD800 <= ord(character) <= 0xDFFF for character in text):
-        raise InvalidKey(f"{text[:80]!r} is not UTF-8")
-    parts = tuple(text.split("/"))
-    for part in parts:
-        if part in ("", ".", ".."):
-            raise InvalidKey(f"{text[:80]!r} is not a path below its folder: empty, '.' or '..' part")
-        if len(part.encode()) > MAX_PART_BYTES:
-            raise InvalidKey(f"{part[:80]!r}… is longer than {MAX_PART_BYTES} bytes")
-    return parts
+    try:
+        return path_parts(text)
+    except InvalidName as error:
+        raise InvalidKey(f"no staging key: {error}") from error

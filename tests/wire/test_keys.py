@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
+from localai_dist.ids import MAX_PART_BYTES
 from localai_dist.wire.keys import (
     MAX_KEY_BYTES,
-    MAX_PART_BYTES,
     Area,
     InvalidKey,
     StagingKey,
