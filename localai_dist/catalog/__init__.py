@@ -6,6 +6,7 @@ Reading order:
     ``model.py``     ``ModelConfig`` and its parts; which files belong to a model
     ``revision.py``  the hash of a config's meaning
     ``words.py``     complaints of the libraries, in an operator's words
+    ``loader.py``    YAML text -> plain values, bounded
     ``parse.py``     one YAML text -> one ``ModelConfig``
     ``snapshot.py``  all texts of a folder -> ``Snapshot``: what is served, and what is wrong
 

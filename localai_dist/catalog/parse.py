@@ -18,25 +18,35 @@ import yaml
 
 from localai_dist.catalog import words
 from localai_dist.catalog.errors import BadModelFile
+from localai_dist.catalog.loader import read_yaml
 from localai_dist.catalog.model import ModelConfig, Parameters, Template
-from localai_dist.ids import ModelName
+from localai_dist.errors import InvalidName
+from localai_dist.ids import ModelName, path_parts
+
+FLOAT32_MAX = 3.4028234663852886e38
+"""The largest number of a ``float`` of the contract with backends."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+Whole = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
+"""An ``int32`` of the contract with backends."""
+Real = Annotated[float, msgspec.Meta(ge=-FLOAT32_MAX, le=FLOAT32_MAX)]
+"""A ``float`` of that contract; infinity and what is no number are none."""
+
 NAME_LIMIT = 255
-"""Characters of a model's name at most (the width of the registry's column)."""
+"""Characters of a model's and of a backend's name at most (the width of the registry's columns)."""
 
 
 class _ParametersKeys(msgspec.Struct, kw_only=True):
     model: str = ""
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
+    temperature: Real | None = None
+    top_p: Real | None = None
+    top_k: Whole | None = None
+    min_p: Real | None = None
     max_tokens: Count | None = None
-    seed: int | None = None
-    repeat_penalty: float | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
+    seed: Whole | None = None
+    repeat_penalty: Real | None = None
+    frequency_penalty: Real | None = None
+    presence_penalty: Real | None = None
     stop: list[str] | None = None
 
 
@@ -52,7 +62,7 @@ class _ModelKeys(msgspec.Struct, kw_only=True):
     threads: Count | None = None
     batch: Count | None = None
     f16: bool | None = None
-    gpu_layers: int | None = None
+    gpu_layers: Whole | None = None
     mmap: bool | None = None
     mmlock: bool | None = None
     embeddings: bool | None = None
@@ -63,8 +73,8 @@ class _ModelKeys(msgspec.Struct, kw_only=True):
     lora_base: str | None = None
     lora_adapter: str | None = None
     lora_adapters: list[str] | None = None
-    lora_scale: float | None = None
-    lora_scales: list[float] | None = None
+    lora_scale: Real | None = None
+    lora_scales: list[Real] | None = None
     template: _TemplateKeys | None = None
     options: list[str] | None = None
     overrides: list[str] | None = None
@@ -82,13 +92,13 @@ def parse_model(text: str, *, source: str) -> ModelConfig:
     The model that the YAML ``text`` of the file ``source`` describes.
 
     Raises:
-        BadModelFile: no YAML, a known key of a wrong type, no name, no backend, no weights file, or a path that
-            leaves the models folder.
+        BadModelFile: no YAML, a known key of a wrong type or with a value no backend can be told, no name, no
+            backend, no weights file, or a name or path that leaves the models folder.
     """
     keys, hints = _read_keys(text, source)
     _demand(source, keys, hints)
     for path in _paths(keys):
-        _refuse_outside(source, path)
+        _refuse_outside(source, keys.name, path)
     return ModelConfig(
         name=ModelName(keys.name),
         backend=keys.backend,
@@ -107,11 +117,11 @@ def parse_model(text: str, *, source: str) -> ModelConfig:
 def _read_keys(text: str, source: str) -> tuple[_ModelKeys, tuple[str, ...]]:
     """The keys, and hints about those that are nearly known ones."""
     try:
-        document = yaml.safe_load(text)
+        document = read_yaml(text)
     except yaml.YAMLError as error:
         raise BadModelFile(source, words.of_yaml(error)) from error
-    except (RecursionError, ValueError) as error:
-        raise BadModelFile(source, f"can't be read: {_one_line(error)}") from error
+    except Exception as error:  # the library promises nothing else, and raises OverflowError, RecursionError, ...
+        raise BadModelFile(source, f"can't be read as YAML: {_one_line(error)}") from error
     if not isinstance(document, dict):
         raise BadModelFile(source, "want a mapping of keys at the top, like name: tiny-facts")
     try:
@@ -141,6 +151,12 @@ def _demand(source: str, keys: _ModelKeys, hints: tuple[str, ...]) -> None:
             raise BadModelFile(source, "; ".join([text, *hints]))
     if len(keys.name) > NAME_LIMIT or any(ord(character) < 0x21 or character == "#" for character in keys.name):
         raise BadModelFile(source, f"name: want at most {NAME_LIMIT} characters, no space and no #")
+    if len(keys.backend) > NAME_LIMIT or any(ord(character) < 0x20 for character in keys.backend):
+        raise BadModelFile(source, f"backend: want at most {NAME_LIMIT} characters, no control characters")
+    try:
+        path_parts(keys.name)  # it names a folder on the workers
+    except InvalidName as error:
+        raise BadModelFile(source, f"name: {error}") from error
 
 
 def _paths(keys: _ModelKeys) -> list[str]:
@@ -148,10 +164,14 @@ def _paths(keys: _ModelKeys) -> list[str]:
     return [path for path in (*named, *_adapters(keys)) if path]
 
 
-def _refuse_outside(source: str, path: str) -> None:
+def _refuse_outside(source: str, name: str, path: str) -> None:
     parts = PurePosixPath(path).parts
     if path.startswith("/") or ".." in parts or "\\" in path or "\0" in path or path.endswith("/") or path == ".":
         raise BadModelFile(source, f"{path!r} is not a file below the models folder: want a relative path without ..")
+    try:
+        path_parts(str(PurePosixPath("models", name, path)))  # where it will lie on a worker
+    except InvalidName as error:
+        raise BadModelFile(source, f"{path[:80]!r} can't be copied to a worker: {error}") from error
 
 
 def _parameters(keys: _ParametersKeys) -> Parameters:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Any
 
 import yaml
@@ -31,9 +32,16 @@ _NAME = re.compile(r"^name:[ \t]*(?P<quote>[\"']?)(?P<name>[^\"'\s#][^\"'\s]*)(?
 ALIKE = 0.8
 """How alike an unknown key must be to a known one to be taken for a slip of the pen (1 is the same)."""
 
+LOOKED_AT = 100
+"""Unknown keys of one mapping that are compared with the known ones."""
+
+_TOO_BIG = re.compile(r"Number out of range|Expected `float` [<>]= .*e\+38")
+
 
 def of_shape(text: str) -> str:
     """msgspec's complaint ``text`` as ``context_size: want a number, got text``."""
+    if _TOO_BIG.match(text):
+        return f"{text.partition('`$.')[2].partition('`')[0]}: want a number that 32 bits hold"
     found = _SHAPE.search(text)
     if found is None:
         return text.replace("`$.", "`")
@@ -59,8 +67,9 @@ def of_yaml(error: yaml.YAMLError) -> str:
 def slips(document: Mapping[Any, Any], known: Iterable[str], *, inside: str = "") -> tuple[str, ...]:
     """A sentence for each key of ``document`` that is unknown and nearly a known one; other unknown keys are fine."""
     names = set(known)
-    unknown = [key for key in document if isinstance(key, str) and key not in names]
-    nearest = ((key, difflib.get_close_matches(key, sorted(names - set(document)), 1, ALIKE)) for key in unknown)
+    unknown = (key for key in document if isinstance(key, str) and key.isprintable() and key not in names)
+    free = sorted(names - set(document))
+    nearest = ((key, difflib.get_close_matches(key, free, 1, ALIKE)) for key in islice(unknown, LOOKED_AT))
     return tuple(f"unknown key {inside}{key}: did you mean {inside}{near[0]}?" for key, near in nearest if near)
 
 

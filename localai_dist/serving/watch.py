@@ -52,13 +52,14 @@ def look(folder: Path, before: Look) -> Look:
     problems: dict[str, str] = {}
     broken: dict[str, str] = {}
     for name in signatures:
+        shown = os.fsencode(name).decode("utf-8", "backslashreplace")  # a file's name may be any bytes
         try:
-            texts[name] = _read(folder / name)
+            texts[shown] = _read(folder / name)
         except FileNotFoundError:
             continue  # taken away between the listing and now: the next look will agree
         except (OSError, ValueError) as error:
-            problems[name] = f"can't be read: {error}"
-            broken[name] = name.rpartition(".")[0]
+            problems[shown] = f"can't be read: {error}"
+            broken[shown] = shown.rpartition(".")[0]
     read = read_snapshot(texts)
     return Look(signatures, Snapshot(read.models, {**read.problems, **problems}, {**read.broken, **broken}))
 
@@ -137,7 +138,7 @@ class CatalogWatch(Service):
         super().startService()
         try:
             self._adopt(look(self._folder, self._look))
-        except Exception:
+        except Exception:  # noqa: BLE001 - one bad look, logged below, must not keep the frontend from starting
             self._failed(Failure())
         self._loop.start(INTERVAL, now=False)
 

@@ -29,6 +29,13 @@ options: ["gpu:off"]
 some_key_of_a_later_version: [1, 2]
 """
 
+HEAD = "name: a\nbackend: b\nparameters: {model: c}\n"
+
+
+def inside(line: str) -> str:
+    """The least model file with ``line`` among its parameters."""
+    return f"name: a\nbackend: b\nparameters:\n  model: c\n  {line}\n"
+
 
 class ParseTests(SynchronousTestCase):
     def refused(self, text: str) -> str:
@@ -115,6 +122,7 @@ class ParseTests(SynchronousTestCase):
             ("parameters: tiny.gguf", "parameters: want keys with values, got text"),
             ("parameters: {model: c, top_p: [1]}", "parameters.top_p: want a number, got a list"),
             ("mmproj: 2020-01-01", "mmproj: want text, got date"),
+            ("1: 2", "Expected `str` - at `key` in `$`"),
         ):
             rest = "" if line.startswith("parameters") else "\nparameters: {model: c}"
             self.assertEqual(self.refused(f"name: a\nbackend: b\n{line}{rest}"), words)
@@ -143,6 +151,76 @@ class ParseTests(SynchronousTestCase):
         self.assertIn("can't be read", self.refused("name: 2020-99-99"))
         self.assertIn("can't be read", self.refused("[" * 3000))
 
+    def test_values_that_are_none_of_their_kind(self) -> None:
+        """
+        A value that YAML's own kinds can't hold is told with its place, whatever the library stumbles over.
+        """
+        for value, words in (
+            ("!!bool maybe", "not YAML: line 4, column 4: 'maybe' can't be read as bool"),
+            ('!!int ""', "not YAML: line 4, column 4: '' can't be read as int"),
+            ('!!float ""', "not YAML: line 4, column 4: '' can't be read as float"),
+            ("!!timestamp foo", "not YAML: line 4, column 4: 'foo' can't be read as timestamp"),
+            ("2020-99-99", "can't be read as timestamp: month must be in 1..12"),
+            ("9" * 5000, "can't be read as int"),
+            ("!!binary ü", "failed to convert base64 data"),
+            ('"\\UFFFFFFFF"', "can't be read as YAML"),
+            ("{[]: 1}", "found unhashable key"),
+        ):
+            self.assertIn(words, self.refused(HEAD + f"x: {value}"))
+
+    def test_numbers_no_backend_can_be_told(self) -> None:
+        """
+        A number that the contract with backends can't carry is wrong where it is written, not at every request.
+        """
+        for key in ("top_k", "seed"):
+            for number in (2**31, -(2**31) - 1, 10**30):
+                self.assertIn(f"parameters.{key}: want at", self.refused(inside(f"{key}: {number}")))
+            parse_model(inside(f"{key}: {-(2**31)}"), source="a")
+        for key in ("gpu_layers", "threads", "context_size", "batch"):
+            self.assertIn(f"{key}: want at most 2147483647", self.refused(HEAD + f"{key}: 2147483648"))
+        self.assertIn("parameters.max_tokens: want at most", self.refused(inside("max_tokens: 2147483648")))
+        numbers = (".inf", "-.inf", ".nan", "1.0e+39", "-1.0e+39", str(10**39), str(10**400))
+        for key in ("temperature", "top_p", "min_p", "repeat_penalty", "frequency_penalty", "presence_penalty"):
+            for written in numbers:
+                words = f"parameters.{key}: want a number that 32 bits hold"
+                self.assertEqual(self.refused(inside(f"{key}: {written}")), words)
+        for written in numbers:
+            self.assertIn("lora_scale: want a number", self.refused(HEAD + f"lora_scale: {written}"))
+            self.assertIn("lora_scales[1]: want a number", self.refused(HEAD + f"lora_scales: [1, {written}]"))
+
+    def test_aliases(self) -> None:
+        """
+        Anchors and merged keys work as people use them.
+        """
+        text = HEAD + "stopwords: &s [a, b]\noptions: *s\nx: &x {threads: 3, f16: true}\n<<: *x\n"
+        model = parse_model(text, source="a")
+        self.assertEqual((model.options, model.threads, model.f16), (("a", "b"), 3, True))
+
+    def test_alias_bombs(self) -> None:
+        """
+        Aliases that stand for more than a model file can mean are refused before anything is made of them.
+        """
+        layers = "".join(f"l{n + 1}: &l{n + 1} [{', '.join([f'*l{n}'] * 9)}]\n" for n in range(9))
+        merges = "".join(f"l{n + 1}: &l{n + 1} {{<<: [{', '.join([f'*l{n}'] * 9)}]}}\n" for n in range(9))
+        for text, words in (
+            ("l0: &l0 [lol, lol]\n" + layers, "more than 1048576 characters"),
+            ("l0: &l0 {a: lol}\n" + merges, "more than 1048576 characters"),
+            (f"x: &x {'a' * 20000}\noptions: [{', '.join(['*x'] * 60)}]", "more than 1048576 characters"),
+            (f"x: &x a\noptions: [{', '.join(['*x'] * 101)}]", "more than 100 aliases"),
+            ("x: &x [*x]", "stands inside of what it names"),
+            ("x: [*x]", "undefined alias"),
+        ):
+            self.assertIn(words, self.refused(HEAD + text))
+
+    def test_hints_are_bounded_and_printable(self) -> None:
+        """
+        Very many unknown keys cost little, and a key that can't be shown is no hint.
+        """
+        many = "".join(f"key{number}: 1\n" for number in range(2000))
+        self.assertEqual(parse_model(HEAD + many + "thread: 1\n", source="a").hints, ())
+        self.assertEqual(parse_model(HEAD + '"threads\\a": 1\n', source="a").hints, ())
+        self.assertIn("characters that are none", self.refused(HEAD + '"threads\\ud800": 1\n'))
+
     def test_text_that_is_no_text(self) -> None:
         """
         Half of a surrogate pair, which no backend and no client could be told, is refused wherever it stands.
@@ -157,6 +235,26 @@ class ParseTests(SynchronousTestCase):
         """
         for name in ("a b", "a#0", "a\\tb", "a" * 256):
             self.assertIn("name", self.refused(f'{{name: "{name}", backend: b, parameters: {{model: c}}}}'))
+
+    def test_names_that_are_no_folder(self) -> None:
+        """
+        A model's name names a folder on the workers: one that would lead out of it is refused, one with / is fine.
+        """
+        for name in ("..", ".", "../../x", "a//b", "/a", "a/", "a/../b", "a\\\\b", "a\\x7f", "é" * 128):
+            self.assertIn("name: ", self.refused(f'{{name: "{name}", backend: b, parameters: {{model: c}}}}'))
+        self.assertEqual(parse_model("{name: a/b, backend: b, parameters: {model: c}}", source="a").name, "a/b")
+        for name in ("b" * 256, "a\\0"):
+            self.assertIn("backend: ", self.refused(f'{{name: a, backend: "{name}", parameters: {{model: c}}}}'))
+
+    def test_paths_that_can_not_be_copied(self) -> None:
+        """
+        A path that no worker could store is refused; one that is only written oddly is fine.
+        """
+        for path in ("a\\nb", "a\\x7f", "a" * 256, "a/" * 1100 + "b"):
+            text = f'{{name: a, backend: b, parameters: {{model: c}}, mmproj: "{path}"}}'
+            self.assertIn("can't be copied to a worker", self.refused(text))
+        model = parse_model("{name: a, backend: b, parameters: {model: ./d//c.gguf}}", source="a")
+        self.assertEqual(model.model_file, "./d//c.gguf")
 
     def test_paths_stay_inside(self) -> None:
         """

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import patch
 
 from twisted.internet.defer import Deferred, maybeDeferred
 from twisted.internet.task import Clock
@@ -54,6 +56,27 @@ class LookTests(SynchronousTestCase):
         """
         os.symlink("nowhere", self.folder / "a.yaml")
         self.assertEqual(look(self.folder, Look()), Look())
+
+    def test_link_to_itself(self) -> None:
+        """
+        A link that leads to itself is one problem; it hides none of the other models.
+        """
+        os.symlink("loop.yaml", self.folder / "loop.yaml")
+        (self.folder / "good.yaml").write_text(text("good"))
+        seen = look(self.folder, Look())
+        self.assertEqual((list(seen.snapshot.models), list(seen.snapshot.problems)), (["good"], ["loop.yaml"]))
+        self.assertIn("can't be read", seen.snapshot.problems["loop.yaml"])
+        self.assertIs(look(self.folder, seen), seen)
+
+    def test_file_name_that_is_no_text(self) -> None:
+        """
+        A file whose name is no UTF-8 is served, or told as a problem, under a name that can be shown.
+        """
+        (self.folder / os.fsdecode(b"\xff.yaml")).write_text(text("good"))
+        (self.folder / os.fsdecode(b"\xfe.yaml")).write_bytes(b"\xff")
+        seen = look(self.folder, Look())
+        self.assertEqual([one.source for one in seen.snapshot.models.values()], ["\\xff.yaml"])
+        self.assertEqual(dict(seen.snapshot.broken), {"\\xfe.yaml": "\\xfe"})
 
     def test_missing_folder(self) -> None:
         """
@@ -114,6 +137,66 @@ class CatalogWatchTests(SynchronousTestCase):
         self.folder.rename(self.folder.with_name("moved"))
         self.clock.advance(2.0)
         self.assertIsNotNone(watching.get("tiny"))
+
+    def test_file_the_yaml_library_stumbles_over(self) -> None:
+        """
+        A value that is none of its kind costs its own file: the frontend starts, and later changes are seen.
+        """
+        self.folder.mkdir()
+        (self.folder / "bad.yaml").write_text(text("bad")[:-1] + ", mmap: !!bool maybe}")
+        watching = self.started()
+        self.assertEqual([one.file for one in watching.problems], ["bad.yaml"])
+        (self.folder / "worse.yaml").write_text("threads: !!int ''")
+        (self.folder / "tiny.yaml").write_text(text("tiny"))
+        self.clock.advance(2.0)
+        self.assertEqual([one.file for one in watching.problems], ["bad.yaml", "worse.yaml"])
+        self.assertIsNotNone(watching.get("tiny"))
+        self.assertEqual(watching.failures, 0)
+
+    def test_looks_that_fail_unforeseen(self) -> None:
+        """
+        Whatever a look stumbles over, at the start too, is logged once and counted, and the next look comes.
+        """
+        self.folder.mkdir()
+        (self.folder / "tiny.yaml").write_text(text("tiny"))
+        with patch.object(watch, "look", side_effect=ZeroDivisionError("unforeseen")):
+            watching = self.started()
+            self.clock.pump([1.0, 1.0])
+        self.assertEqual((watching.failures, watching.all()), (3, []))
+        self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
+        self.clock.advance(1.0)
+        self.assertIsNotNone(watching.get("tiny"))
+
+    def test_listener_and_thread_that_fail(self) -> None:
+        """
+        A listener that fails, or a thread that can't be had, ends the watching no more than a look does.
+        """
+        self.folder.mkdir()
+        works: list[bool] = []
+
+        def in_thread(work: Callable[[], Look]) -> Deferred[Look]:
+            if not works:
+                raise RuntimeError("no thread")
+            return maybeDeferred(work)
+
+        def fail() -> None:
+            raise ZeroDivisionError
+
+        watching = CatalogWatch(self.folder, clock=self.clock, in_thread=in_thread)
+        watching.on_change = fail
+        watching.startService()
+        self.addCleanup(watching.stopService)
+        self.clock.advance(1.0)
+        self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
+        works.append(True)
+        (self.folder / "tiny.yaml").write_text(text("tiny"))
+        self.clock.advance(1.0)
+        self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
+        (self.folder / "more.yaml").write_text(text("more"))
+        watching.on_change = lambda: None
+        self.clock.advance(1.0)
+        self.assertEqual([one.name for one in watching.all()], ["more", "tiny"])
+        self.assertEqual(watching.failures, 2)
 
     def test_one_look_at_a_time(self) -> None:
         """
