@@ -188,8 +188,11 @@ class AnswerTests(LlamaTestCase):
             with self.assertRaises(RpcError) as caught:
                 await self.channel.predict(request)
             self.assertEqual(caught.exception.status, StatusCode.INVALID_ARGUMENT, caught.exception.details)
-        with self.assertRaises(RpcError):
-            await self.channel.embedding(pb.PredictOptions(Embeddings="x " * 5000))
+        for given in (pb.PredictOptions(Embeddings="x " * 5000), pb.PredictOptions(EmbeddingTokens=[1] * 5000)):
+            with self.assertRaises(RpcError) as caught:
+                await self.channel.embedding(given)
+            self.assertEqual(caught.exception.status, StatusCode.INVALID_ARGUMENT, caught.exception.details)
+            self.assertIn("tokens) is too large", caught.exception.details)
 
     async def test_free_ends_what_runs(self) -> None:
         """

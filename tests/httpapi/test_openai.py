@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import struct
 from typing import Any
 
@@ -197,6 +198,12 @@ class RefusalTests(SynchronousTestCase):
             ("temperature", -0.1),
             ("top_p", 1.5),
             ("top_k", -1),
+            ("top_k", 2**31),
+            ("repeat_penalty", 1e39),
+            ("repeat_penalty", -1),
+            ("min_p", 1e39),
+            ("max_completion_tokens", 2**31),
+            ("max_tokens", 2**31),
             ("max_tokens", 0),
             ("max_tokens", "many"),
             ("max_tokens", 2**40),
@@ -217,6 +224,9 @@ class RefusalTests(SynchronousTestCase):
         self.refused({"messages": CHAT["messages"]}, 400, "model")
         self.refused({**CHAT, "messages": [{"content": "x"}]}, 400, "messages[0].role")
         self.refused({**CHAT, "messages": [{"role": "wizard", "content": "x"}]}, 400, "messages[0].role")
+        for calls, param in (([1], "[0]"), ("x", ""), ({}, ""), ([{}, "x"], "[1]")):
+            said = {"role": "assistant", "tool_calls": calls}
+            self.refused({**CHAT, "messages": [said]}, 400, f"messages[0].tool_calls{param}")
         self.refused({**CHAT, "stream_options": {"include_usage": 3}}, 400, "stream_options.include_usage")
         self.refused({"model": "tiny"}, 400, "prompt", "/v1/completions")
         self.refused({"model": "tiny", "prompt": [1, 2]}, 400, "prompt[0]", "/v1/completions")
@@ -232,6 +242,21 @@ class RefusalTests(SynchronousTestCase):
         for body in (b"{", b"[]", b"7", b"\xff\xfe", b"", b'{"model": "\xff"}', b"[" * 5000):
             got = World().send("POST", "/v1/chat/completions", body)
             self.assertEqual((got.status, got.error["code"]), (400, "invalid_request"), body[:20])
+        calls = b'{"model": "tiny", "messages": [{"role": "assistant", "tool_calls": [%b]}]}'
+        for call in (b'{"id": "\xff"}', b'{"\xff": 1}', b'{"n": 1e999}', b'{"":' * 1500 + b"1" + b"}" * 1500):
+            got = World().send("POST", "/v1/chat/completions", calls % call)
+            self.assertEqual((got.status, got.error["code"]), (400, "invalid_request"), call[:20])
+
+    def test_tool_calls_reach_the_backend(self) -> None:
+        """
+        The tool calls of an earlier answer go to the backend as the JSON they came as.
+        """
+        world = World()
+        calls = [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{\"a\": 1}"}}]
+        said = {"role": "assistant", "content": None, "tool_calls": calls}
+        body = {**CHAT, "messages": [*CHAT["messages"], said]}  # type: ignore[misc]
+        self.assertEqual(world.send("POST", "/v1/chat/completions", body).status, 200)
+        self.assertEqual(json.loads(world.channel.asked[0].Messages[1].tool_calls), calls)
 
     def test_body_over_the_limit(self) -> None:
         """

@@ -20,6 +20,8 @@ from localai_dist.backends.llama_cpp.asked import EngineSettings
 
 _ERROR_LINE = re.compile(r"^[\d.]+ E (.*)")
 _REASONS = 3
+_TOO_LONG = "is too large to process"
+"""In what the engine says of an embedding's input that does not fit into a batch; it calls that an error of its own."""
 _LOAD_MODES = {  # (mapped, locked)
     (False, False): xllamacpp.llama_load_mode.LLAMA_LOAD_MODE_NONE,
     (True, False): xllamacpp.llama_load_mode.LLAMA_LOAD_MODE_MMAP,
@@ -93,7 +95,8 @@ class Engine:
         """
         answer = self._server.handle_embeddings({"input": given})
         if "error" in answer:
-            raise EngineError(int(answer["error"].get("code", 500)), str(answer["error"].get("message")))
+            text = str(answer["error"].get("message"))
+            raise EngineError(400 if _TOO_LONG in text else int(answer["error"].get("code", 500)), text)
         return answer["data"][0]["embedding"], answer.get("usage", {}).get("prompt_tokens", 0)
 
     def tokenize(self, text: str) -> list[int]:

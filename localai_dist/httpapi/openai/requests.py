@@ -11,6 +11,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from localai_dist.catalog.parse import FLOAT32_MAX
 from localai_dist.httpapi.errors import bad_request
 from localai_dist.serving.sampling import Message, Sampling
 
@@ -18,6 +19,7 @@ Name = Annotated[str, Meta(min_length=1, max_length=255)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Limit = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+"""OpenAI's range; ``serving.sampling`` folds it into the 32 bits of the contract with backends."""
 StopList = Annotated[list[str], Meta(max_length=16)]
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -42,7 +44,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     stop: str | StopList | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    repeat_penalty: Annotated[float, Meta(ge=0)] | None = None
+    repeat_penalty: Annotated[float, Meta(ge=0, le=FLOAT32_MAX)] | None = None
     ignore_eos: bool | None = None
     n: Annotated[int, Meta(ge=1, le=1)] | None = None
     stream: bool | None = None
@@ -87,7 +89,7 @@ class ChatMessage(msgspec.Struct, kw_only=True):
     content: str | list[ContentPart] | None = None
     name: str | None = None
     tool_call_id: str | None = None
-    tool_calls: list[msgspec.Raw] | None = None
+    tool_calls: list[dict[str, object]] | None = None
 
 
 class ChatRequest(SamplingFields, kw_only=True):
@@ -159,8 +161,15 @@ def _message(message: ChatMessage, where: str) -> Message:
         content=_text(message.content, f"{where}.content"),
         name=message.name or "",
         tool_call_id=message.tool_call_id or "",
-        tool_calls=msgspec.json.encode(message.tool_calls).decode() if message.tool_calls else "",
+        tool_calls=_json(message.tool_calls, f"{where}.tool_calls") if message.tool_calls else "",
     )
+
+
+def _json(value: object, where: str) -> str:
+    try:
+        return msgspec.json.encode(value).decode()
+    except RecursionError as error:
+        raise bad_request(f"{where}: nested too deeply", where) from error
 
 
 def _text(content: str | list[ContentPart] | None, where: str) -> str:
