@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from localai_dist.ids import NodeId
+from localai_dist.ids import InstanceId, NodeId
 from localai_dist.reach import Outcome, may_reap
 from localai_dist.registry.acting import acts_on
 from localai_dist.registry.records import REPLICA_STATES, Replica, replica_of
@@ -14,10 +14,16 @@ SQL = load_statements("replicas.sql")
 
 
 class Replicas:
-    """The replica rows. Every method raises ``StoreUnavailable`` when the database can't answer."""
+    """
+    The replica rows. Every method raises ``StoreUnavailable`` when the database can't answer.
 
-    def __init__(self, pool: Pool) -> None:
+    Args:
+        caller: the frontend whose requests are counted: its counts go when it dies. Empty: nobody's.
+    """
+
+    def __init__(self, pool: Pool, *, caller: InstanceId | None = None) -> None:
         self._pool = pool
+        self._caller = caller or ""
 
     async def loaded(self, model: str, revision: str | None = None) -> list[Replica]:
         """Replicas that may take a request, the best first; with ``revision`` only those of that configuration."""
@@ -82,11 +88,11 @@ class Replicas:
 
     async def begin(self, node: NodeId, model: str, replica_index: int, *, address: str | None = None) -> bool:
         """A request starts: one more in flight; False when the replica is not loaded (at that address) any more."""
-        return await self._changed("begin", node=node, model=model, index=replica_index, address=address)
+        return await self._counted("begin", node, model, replica_index, address)
 
     async def end(self, node: NodeId, model: str, replica_index: int, *, address: str | None = None) -> bool:
         """A request ended: one fewer in flight, never below zero; False when the row (at that address) is gone."""
-        return await self._changed("end", node=node, model=model, index=replica_index, address=address)
+        return await self._counted("end", node, model, replica_index, address)
 
     @acts_on("asked", "replicas.set_state")
     async def set_state(self, node: NodeId, model: str, replica_index: int, state: str) -> bool:
@@ -119,6 +125,9 @@ class Replicas:
 
     async def _many(self, name: str, **values: object) -> list[Replica]:
         return [replica_of(row) for row in await self._pool.fetch(SQL[name], values)]
+
+    async def _counted(self, name: str, node: NodeId, model: str, index: int, address: str | None) -> bool:
+        return await self._changed(name, node=node, model=model, index=index, address=address, caller=self._caller)
 
     async def _changed(self, name: str, **values: object) -> bool:
         return await self._pool.execute(SQL[name], values) > 0

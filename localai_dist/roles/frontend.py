@@ -76,7 +76,7 @@ class _Graph:
         self.session = session_config(settings.tunnel_keepalive)
         self.pool = Pool(settings.auth_database_url, reactor=reactor, application_name="localai-frontend")
         self.nodes = Nodes(self.pool)
-        self.replicas = Replicas(self.pool)
+        self.replicas = Replicas(self.pool, caller=self.instance)
         self.scheduling = Scheduling(self.pool)
         self.instances = Instances(self.pool, live_window=settings.instance_live_window)
         self.ownership = Ownership(self.pool, live_window=settings.instance_live_window)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from localai_dist.ids import NodeId
+from localai_dist.ids import InstanceId, NodeId
 from localai_dist.reach import Answer, Answered, NoRoute, Reconnecting, RegistryUnknown
+from localai_dist.registry.instances import Instances
 from localai_dist.registry.nodes import Nodes
 from localai_dist.registry.records import Registration, Replica, SchedulingRow
 from localai_dist.registry.replicas import Replicas
@@ -101,6 +102,44 @@ class ReplicaTests(DatabaseTestCase):
         self.assertFalse(await self.replicas.end(node, "m", 7))
         self.assertTrue(await self.replicas.touch(node, "m", 0))
         await self.assert_raises(ValueError, self.replicas.set_state(node, "m", 0, "flying"))
+
+    async def test_in_flight_of_a_dead_frontend(self) -> None:
+        """Requests of a frontend that was killed are taken off by the others' beat, or by its own next start."""
+        one, two = InstanceId("front-1"), InstanceId("front-2")
+        node, other = await self.begin("a", "b")
+        await self.put(node)
+        await self.put(other)
+        mine, theirs = Replicas(self.pool_, caller=one), Replicas(self.pool_, caller=two)
+        await self.pool_.execute("delete from instances")
+        instances = Instances(self.pool_, live_window=30)
+        for each in (one, two):
+            await instances.arrive(each, None, "1", "hash")
+        for caller, where in ((mine, node), (theirs, node), (theirs, node), (theirs, other)):
+            self.assertTrue(await caller.begin(where, "m", 0))
+        await instances.beat(one, retention=300)
+        self.assertEqual(await self.counts(), {node: 3, other: 1})
+
+        await instances.arrive(two, None, "1", "hash")
+        self.assertEqual(await self.counts(), {node: 1, other: 0})
+        await theirs.begin(node, "m", 0)
+        await theirs.begin(node, "m", 0)
+        old = "update instances set last_seen = last_seen - interval '60 s' where id = 'front-2'"
+        await self.pool_.execute(old)
+        self.assertEqual((await instances.beat(one, retention=300)).swept, [two])
+        await instances.beat(one, retention=300)
+        self.assertEqual(await self.counts(), {node: 1, other: 0})
+
+        # the one taken for dead lives: its ends take nothing off that was taken off already
+        self.assertTrue(await theirs.end(node, "m", 0))
+        self.assertEqual(await self.counts(), {node: 1, other: 0})
+        await mine.begin(node, "m", 0)
+        for left in (1, 0, 0):
+            self.assertTrue(await mine.end(node, "m", 0))
+            self.assertEqual((await self.counts())[node], left)
+
+    async def counts(self) -> dict[NodeId, int]:
+        """Requests in flight on each node's replica."""
+        return {row.node_id: row.in_flight for row in await self.replicas.all()}
 
     async def test_removal_is_of_that_very_process(self) -> None:
         """A replica is forgotten only if its address is still the expected one."""

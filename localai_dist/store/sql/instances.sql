@@ -11,11 +11,17 @@ on conflict (id) do update set
 
 -- name: arrive
 -- The same for a process that has just started: whatever the rows say this id holds, its former process held. Those
--- tunnels are lost from now on, or a worker that was away at the same time would read connected for ever.
+-- tunnels are lost from now on, or a worker that was away at the same time would read connected for ever; those requests
+-- run no more.
 -- acts: not_live
 with former as (
     update node_connections set owner_instance_id = '', disconnected_at = now()
     where owner_instance_id = %(id)s returning node_id
+), cut as (
+    update node_models m
+    set in_flight = greatest(m.in_flight - coalesce((m.callers ->> %(id)s::text)::int, 0), 0),
+        callers = m.callers - %(id)s::text
+    where m.id in (select id from node_models where jsonb_exists(callers, %(id)s) order by id for update)
 ), published as (
     insert into instances (id, advertised_addr, version, peer_token_hash, last_seen)
     values (%(id)s, %(address)s, %(version)s, %(peer_token_hash)s, now())
@@ -35,7 +41,8 @@ update instances set last_seen = now() where id = %(id)s;
 -- Everything one frontend does every few seconds, in one statement: its own heartbeat; dead frontends swept; tunnels of
 -- frontends that are gone marked as lost (only the very claim that was seen, so a fresh one is never stamped out); old
 -- departures purged, unless the node still has replica rows: those may only go on the fact that it departed, so the fact
--- stays as long as they do. Locks are only tried for, so two frontends never wait for each other.
+-- stays as long as they do. Requests of frontends that are gone are taken off the replicas they were counted on (a
+-- frontend swept here: at the next beat). Locks are only tried for, so two frontends never wait for each other.
 -- acts: not_live
 with own as (
     update instances set last_seen = now() where id = %(id)s returning id
@@ -62,6 +69,20 @@ with own as (
 ), purged as (
     delete from node_connections c using old where c.node_id = old.node_id and c.epoch = old.epoch
     returning c.node_id
+), overcounted as (
+    select m.id from node_models m
+    where exists (select from jsonb_object_keys(m.callers) c
+                  where not exists (select from instances i where i.id = c))
+    for update of m skip locked
+), corrected as (
+    update node_models m
+    set in_flight = greatest(m.in_flight - (
+            select coalesce(sum(c.value::int), 0) from jsonb_each_text(m.callers) c
+            where not exists (select from instances i where i.id = c.key)), 0),
+        callers = (
+            select coalesce(jsonb_object_agg(c.key, c.value), '{}') from jsonb_each(m.callers) c
+            where exists (select from instances i where i.id = c.key))
+    from overcounted o where m.id = o.id
 )
 select exists (select from own) as alive,
        (select coalesce(array_agg(id), '{}') from swept) as swept,

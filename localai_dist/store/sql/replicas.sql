@@ -38,6 +38,7 @@ on conflict (node_id, model_name, replica_index) do update set
     address = excluded.address, backend_token = excluded.backend_token, backend_type = excluded.backend_type,
     state = excluded.state, config_revision = excluded.config_revision, loading_by = excluded.loading_by,
     in_flight = case when node_models.address = excluded.address then node_models.in_flight else 0 end,
+    callers = case when node_models.address = excluded.address then node_models.callers else '{}' end,
     last_used = now(), updated_at = now()
 returning *;
 
@@ -50,16 +51,25 @@ where node_id = %(node)s and model_name = %(model)s and replica_index = %(index)
 -- name: begin
 -- A request starts on a replica that is still loaded, still at that address. It does not wait for the disk: a count that a
 -- crash of the database forgets is put right when the replica's row is renewed.
+-- With the frontend whose request it is: the count of one that dies is taken off (instances.sql, beat and arrive).
 -- acts: none
-update node_models set in_flight = in_flight + 1, last_used = now()
+update node_models set in_flight = in_flight + 1, last_used = now(),
+    callers = case when %(caller)s = '' then callers else jsonb_set(
+        callers, array[%(caller)s::text], to_jsonb(coalesce((callers ->> %(caller)s::text)::int, 0) + 1)) end
 where node_id = %(node)s and model_name = %(model)s and replica_index = %(index)s and state = 'loaded'
   and (%(address)s::varchar is null or address = %(address)s)
   and set_config('synchronous_commit', 'off', true) is not null;
 
 -- name: end
--- A request ended; the count never falls below zero. As with its start, nobody waits for the disk.
+-- A request ended; the count never falls below zero, and what was taken off already is not taken off again. As with its
+-- start, nobody waits for the disk.
 -- acts: none
-update node_models set in_flight = greatest(in_flight - 1, 0), last_used = now()
+update node_models set last_used = now(),
+    in_flight = case when %(caller)s = '' or jsonb_exists(callers, %(caller)s) then greatest(in_flight - 1, 0)
+                     else in_flight end,
+    callers = case when coalesce((callers ->> %(caller)s::text)::int, 0) > 1
+                   then jsonb_set(callers, array[%(caller)s::text], to_jsonb((callers ->> %(caller)s::text)::int - 1))
+                   else callers - %(caller)s::text end
 where node_id = %(node)s and model_name = %(model)s and replica_index = %(index)s
   and (%(address)s::varchar is null or address = %(address)s)
   and set_config('synchronous_commit', 'off', true) is not null;
