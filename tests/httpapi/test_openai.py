@@ -252,7 +252,7 @@ class RefusalTests(SynchronousTestCase):
         The tool calls of an earlier answer go to the backend as the JSON they came as.
         """
         world = World()
-        calls = [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{\"a\": 1}"}}]
+        calls = [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}]
         said = {"role": "assistant", "content": None, "tool_calls": calls}
         body = {**CHAT, "messages": [*CHAT["messages"], said]}  # type: ignore[misc]
         self.assertEqual(world.send("POST", "/v1/chat/completions", body).status, 200)

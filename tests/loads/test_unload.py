@@ -117,7 +117,7 @@ class UnloadTests(SynchronousTestCase):
 
     def test_a_process_without_a_row_is_stopped(self) -> None:
         """
-        On a node without a row of the model, the worker is asked what it runs and those processes are stopped, no other.
+        On a node without a row of the model the worker is asked what it runs; those processes are stopped, no other.
         """
         self.database.replicas.clear()
         self.workers.processes = {"tiny#2": "127.0.0.1:20002", "other#0": "127.0.0.1:20003"}
