@@ -114,11 +114,15 @@ class _ClientFactory(WebSocketClientFactory):
 
 
 def _target(reactor: Any, url: str, headers: Mapping[str, str], tls_trust: Any) -> tuple[str, Any, Any]:
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:  # such as http://[::1
+        raise DialFailed(f"{url!r} is no WebSocket address: {error}") from error
     scheme = {"http": "ws", "https": "wss"}.get(parts.scheme, parts.scheme)
     if scheme not in ("ws", "wss") or not parts.hostname:
         raise DialFailed(f"{url!r} is no WebSocket address: want ws://host or wss://host")
-    port = parts.port or (443 if scheme == "wss" else 80)
+    port = port or (443 if scheme == "wss" else 80)
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     factory: Any = _ClientFactory(

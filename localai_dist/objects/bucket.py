@@ -52,8 +52,7 @@ def make_bucket(url: str, name: str, region: str, access_key: str, secret_key: s
     """
     if not url:
         return None
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.netloc or parts.query or "@" in parts.netloc:
+    if not _is_address(url):
         raise UserMistake("LOCALAI_STORAGE_URL is no object store's address: want https://host[:port], keys apart")
     if bool(access_key) != bool(secret_key):
         text = "one of LOCALAI_STORAGE_ACCESS_KEY and LOCALAI_STORAGE_SECRET_KEY is missing"
@@ -61,6 +60,14 @@ def make_bucket(url: str, name: str, region: str, access_key: str, secret_key: s
     if not name or "/" in name:
         raise UserMistake("LOCALAI_STORAGE_BUCKET is no bucket's name: want one without /")
     return Bucket(url.rstrip("/"), name, region, access_key, secret_key)
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # such as http://[::1
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.netloc) and not parts.query and "@" not in parts.netloc
 
 
 def object_key(sha256: str) -> str:

@@ -42,7 +42,13 @@ def query(request: Any, name: str) -> str:
 def same_origin(request: IRequest) -> bool:
     """Whether a browser's page of this very host asks, or no browser at all: a client without Origin passes."""
     origin = header(request, "Origin")
-    return not origin or urlsplit(origin).netloc.lower() == (header(request, "Host") or "").lower()
+    if not origin:
+        return True
+    try:
+        asking = urlsplit(origin).netloc.lower()
+    except ValueError:  # such as http://[::1
+        return False
+    return bool(asking) and asking == (header(request, "Host") or "").lower()
 
 
 def other_release(request: IRequest) -> str | None:

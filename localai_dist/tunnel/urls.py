@@ -24,7 +24,10 @@ def connect_url(frontend: str, node: NodeId) -> str:
     Raises:
         InvalidUrl: no http, https, ws or wss URL with a host.
     """
-    parts = urlsplit(frontend)
+    try:
+        parts = urlsplit(frontend)
+    except ValueError:  # such as http://[::1
+        parts = urlsplit("")
     if parts.scheme not in _SCHEMES or not parts.hostname:
         raise InvalidUrl(f"{frontend[:120]!r} is not a frontend's URL: want one like http://frontend.example:8080")
     path = parts.path.rstrip("/") + CONNECT_PATH

@@ -67,7 +67,7 @@ class BucketTests(SynchronousTestCase):
         self.assertEqual(
             (made.url, made.host, made.path("a b")), ("https://s3.example/base", "s3.example", "/base/b/a%20b")
         )
-        for url in ("s3.example", "ftp://x", "http://", "http://user:pw@host", "http://h?x"):
+        for url in ("s3.example", "ftp://x", "http://", "http://user:pw@host", "http://h?x", "http://[::1"):
             self.assertIn(
                 "LOCALAI_STORAGE_URL", str(self.assertRaises(UserMistake, make_bucket, url, "b", "r", "", ""))
             )

@@ -127,6 +127,12 @@ class ConnectResourceTests(DoorCase):
         await self.assert_refused(403, Authorization="Bearer t", Origin="http://evil.example")
         self.assertEqual((self.held.sessions(), self.rows.rows), ({}, {}))
 
+    async def test_an_origin_that_is_no_address(self) -> None:
+        """An Origin that can't be read is a foreign one, not a fault of ours."""
+        for origin in ("http://[::1", "http://[x]", "null", "http://a]b", "http://\u2100.example", "://"):
+            await self.assert_refused(403, Authorization="Bearer t", Origin=origin)
+        self.assertEqual(self.held.sessions(), {})
+
     async def test_another_release_is_told_both_and_the_order(self) -> None:
         """An incompatible worker gets 426 that names both releases and what to upgrade first; it may dial again and
         nothing was claimed. A worker that names no release, and one of this very line, are admitted (CLUS-28)."""

@@ -28,7 +28,7 @@ class ConnectUrlTests(SynchronousTestCase):
 
     def test_no_frontend_url(self) -> None:
         """What is no http, https, ws or wss URL is named."""
-        for text in ("", "f:8080", "ftp://f", "http://", "http:///x"):
+        for text in ("", "f:8080", "ftp://f", "http://", "http:///x", "http://[::1"):
             with self.assertRaises(InvalidUrl):
                 connect_url(text, NodeId("n"))
 
