@@ -6,13 +6,15 @@ method ``streams_body_for(request)`` that says so) is rendered once the headers 
 Everybody else gets the whole body in ``request.content``, at most ``site.max_body`` bytes: more is answered 413 before
 it is read.
 
-This leans on private names of ``HTTPChannel`` (``_command _path _version _networkProducer _savedTimeOut``);
+This leans on private names of ``HTTPChannel`` (``_command _path _version _networkProducer _savedTimeOut``) and
+``_UnsafeNoResource``;
 ``tests/net/test_request.py`` pins them.
 """
 
 from __future__ import annotations
 
 import io
+import re
 from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
@@ -20,7 +22,9 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall
 from twisted.python.failure import Failure
 from twisted.web import http, server
-from twisted.web.resource import IResource, getChildForRequest
+from twisted.web.error import UnsupportedMethod
+from twisted.web.resource import IResource, Resource, _UnsafeNoResource, getChildForRequest
+from twisted.web.server import NOT_DONE_YET
 
 from localai_dist.net.answers import json_error, request_id
 from localai_dist.net.body import RequestBody, empty_body
@@ -33,6 +37,8 @@ DISCARD_MAX: Final = 4 * MiB
 """How much of a refused body is read and dropped so that the client sees the answer and not a reset."""
 
 DISCARD_TIME: Final = 5.0
+
+_ABSOLUTE: Final = re.compile(rb"https?://(?:[^/?#]*@)?([^/?#@]+)", re.IGNORECASE)
 
 
 class StreamingRequest(server.Request):
@@ -113,7 +119,7 @@ class StreamingRequest(server.Request):
             self.channel._savedTimeOut = self._idle_timeout
             self.body.end()
         else:
-            super().requestReceived(command, path, version)
+            super().requestReceived(command, self.uri, version)
 
     def finish(self) -> None:
         """End the answer; with the body unread the connection can't be used again."""
@@ -138,15 +144,55 @@ class StreamingRequest(server.Request):
         for watcher in watchers:
             watcher.callback(None)
 
+    def render(self, resrc: Any) -> None:
+        """As twisted.web's, but every error is JSON, and a HEAD is answered without a body and without a log line."""
+        try:
+            body = self._not_found() if _is_nothing(resrc) else resrc.render(self)
+        except UnsupportedMethod as error:
+            body = self._not_allowed(b", ".join(error.allowedMethods).decode("ascii"))
+        if body is NOT_DONE_YET:
+            return
+        self.setHeader(b"content-length", b"%d" % len(body))
+        self.write(b"" if self.method == b"HEAD" else body)
+        self.finish()
+
+    def processingFailed(self, reason: Failure) -> Failure:
+        """A resource broke: told in the log, and to the client, if it has not been told anything else yet."""
+        self._log.failure("answering a request failed by a fault of this program", reason)
+        if not self._gone and not self.finished:
+            if self.startedWriting:
+                self.loseConnection()
+            else:
+                self.write(json_error(self, 500, "internal_error", "internal error", "server_error"))
+                self.finish()
+        return reason
+
+    def _not_found(self) -> bytes:
+        return json_error(self, 404, "not_found", "there is nothing here", "invalid_request_error")
+
+    def _not_allowed(self, allowed: str) -> bytes:
+        text = f"only {allowed} here"
+        headers = [("allow", allowed)]
+        return json_error(self, 405, "method_not_allowed", text, "invalid_request_error", headers=headers)
+
     # -- streaming ------------------------------------------------------------
 
     def _read_head(self) -> None:
         channel = self.channel
         self.site = channel.site
-        self.method, self.uri, self.clientproto = channel._command, channel._path, channel._version
+        self.method, self.uri, self.clientproto = channel._command, self._origin_form(channel._path), channel._version
         self.path, _, query = self.uri.partition(b"?")
         self.args = http.parse_qs(query, True) if query else {}
         request_id(self)
+
+    def _origin_form(self, target: bytes) -> bytes:
+        """Path and query of an absolute target, as one sends to a proxy; its host is the ``Host`` (RFC 9112, 3.2.2)."""
+        absolute = _ABSOLUTE.match(target)
+        if absolute is None:
+            return target
+        self.requestHeaders.setRawHeaders(b"host", [absolute[1]])
+        rest = target[absolute.end() :]
+        return rest if rest.startswith(b"/") else b"/" + rest
 
     def _wants_stream(self) -> bool:
         resource = self._find_resource()
@@ -226,6 +272,11 @@ class StreamingRequest(server.Request):
         if self._timer is not None and self._timer.active():
             self._timer.cancel()
         self._timer = None
+
+
+def _is_nothing(resource: Any) -> bool:
+    """Whether a path led nowhere: to twisted.web's own page that says so, or to a node of the tree without a page."""
+    return type(resource) in (Resource, _UnsafeNoResource)
 
 
 class StreamingSite(server.Site):

@@ -10,6 +10,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import TCP4ServerEndpoint, clientFromString, connectProtocol
 from twisted.internet.error import ConnectionDone
 from twisted.internet.protocol import Protocol
+from twisted.logger import globalLogPublisher
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 from twisted.web import http
@@ -168,6 +169,73 @@ class WholeBodyTests(RequestCase):
         client = await self.connect(head("GET", "/streamed", "Connection: close"))
         await client.lost
         self.assertIn(b"got b''", client.data)
+
+
+class TargetTests(RequestCase):
+    async def test_absolute_form(self) -> None:
+        """A target with scheme and host, as one sends to a proxy, is the path alone; its host counts as Host."""
+        for target, reached in (
+            ("http://far.example/streamed/a%2Fb?q=1", "/streamed/a%2Fb?q=1"),
+            ("HTTPS://far.example:8080/streamed", "/streamed"),
+            ("http://me:word@far.example/streamed", "/streamed"),
+            ("/streamed?to=http://far.example/x", "/streamed?to=http://far.example/x"),
+        ):
+            for length in ("0", "3"):
+
+                async def serve(request: Any) -> None:
+                    body = await request.body.read(10) if request.body else b""
+                    host = request.requestHeaders.getRawHeaders(b"host")[0]
+                    request.write(b" ".join([request.uri, request.path, host, body]))
+                    request.finish()
+
+                self.streamed.serve = serve
+                sent = head("PUT", target, "Connection: close", f"Content-Length: {length}")
+                client = await self.connect(sent + b"abc"[: int(length)])
+                await client.lost
+                host = "x" if target.startswith("/") else "far.example" + (":8080" if "8080" in target else "")
+                said = f"{reached} {reached.partition('?')[0]} {host} " + "abc"[: int(length)]
+                self.assertTrue(client.data.startswith(b"HTTP/1.1 200"), client.data)
+                self.assertIn(said.encode(), client.data)
+        self.assertEqual(self.streamed.failures, [])
+
+    async def test_no_path_is_the_root(self) -> None:
+        """An absolute target without a path asks for the root, and what is no such target leads nowhere."""
+        for target in ("http://far.example", "http://far.example?q=1", "http:///streamed", "ftp://x/streamed"):
+            client = await self.connect(head("GET", target, "Connection: close"))
+            await client.lost
+            self.assertTrue(client.data.startswith(b"HTTP/1.1 404"), client.data)
+
+
+class ErrorTests(RequestCase):
+    async def test_nowhere_and_wrong_method(self) -> None:
+        """A path that leads nowhere and a method that is not served are JSON, to a HEAD without the body, unlogged."""
+        logged: list[Any] = []
+        globalLogPublisher.addObserver(logged.append)
+        self.addCleanup(globalLogPublisher.removeObserver, logged.append)
+        for method in ("GET", "HEAD", "DELETE"):
+            for path, status in (("/", 404), ("/none/x", 404), ("/whole", 405 if method == "DELETE" else 404)):
+                client = await self.connect(head(method, path, "Connection: close"))
+                await client.lost
+                top, _, body = client.data.partition(b"\r\n\r\n")
+                lines = top.lower().splitlines()
+                self.assertTrue(lines[0].startswith(b"http/1.1 %d" % status), client.data)
+                self.assertIn(b"content-type: application/json", lines)
+                if method == "HEAD":
+                    self.assertEqual(body, b"")
+                    self.assertNotIn(b"content-length: 0", lines)
+                else:
+                    self.assertIn("message", json.loads(body)["error"])
+        self.assertEqual([event for event in logged if "HEAD" in str(event.get("log_format"))], [])
+
+    async def test_a_resource_that_breaks(self) -> None:
+        """A fault of ours is a JSON 500 that tells nothing, and a traceback in the log."""
+        self.patch(Whole, "render", lambda _self, _request: 1 // 0)
+        client = await self.connect(head("GET", "/whole", "Connection: close"))
+        await client.lost
+        top, _, body = client.data.partition(b"\r\n\r\n")
+        self.assertTrue(top.startswith(b"HTTP/1.1 500"), client.data)
+        self.assertEqual(json.loads(body)["error"]["code"], "internal_error")
+        self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
 
 
 class StreamedBodyTests(RequestCase):
