@@ -21,7 +21,7 @@ def request_id(request: Any) -> str:
     known: str | None = getattr(request, "_localai_request_id", None)
     if known is not None:
         return known
-    given = [_header(request, name) for name in ("x-request-id", "x-correlation-id")]
+    given = [header(request, name) for name in ("x-request-id", "x-correlation-id")]
     chosen = next((value for value in given if value and _REQUEST_ID.fullmatch(value)), None) or uuid.uuid4().hex
     request._localai_request_id = chosen
     request.setHeader("x-request-id", chosen)
@@ -65,7 +65,7 @@ def json_error(
     return body
 
 
-def _header(request: Any, name: str) -> str | None:
-    """The first such header as text; asked for as bytes, because Twisted raises on bytes that are no UTF-8."""
+def header(request: Any, name: str) -> str | None:
+    """The first such request header as text; asked for as bytes, as Twisted raises on bytes that are no UTF-8."""
     values = request.requestHeaders.getRawHeaders(name.encode("ascii"))
     return values[0].decode("utf-8", "replace") if values else None

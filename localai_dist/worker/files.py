@@ -6,6 +6,7 @@ Source: surface §5.6.
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from pathlib import Path
@@ -16,6 +17,7 @@ from twisted.web.server import NOT_DONE_YET
 from twisted.web.static import NoRangeStaticProducer
 
 from localai_dist.errors import InvalidName, UserMistake
+from localai_dist.net.answers import header
 from localai_dist.net.request import StreamingRequest
 from localai_dist.wire.files import (
     CONTENT_RANGE,
@@ -53,6 +55,15 @@ from localai_dist.worker.timing import TooLate
 from localai_dist.worker.uploads import Uploads
 
 _NOT_FOUND = "there is no such file"
+_MISFITS = {
+    errno.EISDIR: (409, "there is a folder of that name"),
+    errno.ENOTDIR: (409, "a part of the path is a file, not a folder"),
+    errno.EEXIST: (409, "a part of the path is a file, not a folder"),
+    errno.ENAMETOOLONG: (400, "the path is too long for this worker's disk"),
+    errno.ELOOP: (400, "the path has too many symbolic links in it"),
+}
+"""What the disk says of a key that does not fit what is there: the asker's fault, with status and words."""
+
 _HIDDEN = (HASH_SUFFIX, TARGET_SUFFIX, DRAFT_SUFFIX, HASH_SUFFIX + ".tmp", TARGET_SUFFIX + ".tmp")
 
 
@@ -82,6 +93,8 @@ class FilesResource(GuardedResource):
             path = self._path(key)
         except (UserMistake, EscapesRoot) as error:
             return refusal(request, 400, str(error))
+        except OSError as error:
+            return _misfit(request, error)
         if request.method == b"HEAD":
             return respond(request, self._head(request, path))
         if request.method == b"GET":
@@ -98,7 +111,10 @@ class FilesResource(GuardedResource):
         return path
 
     async def _head(self, request: StreamingRequest, path: Path) -> bytes:
-        answer = await self._uploads.head(path)
+        try:
+            answer = await self._uploads.head(path)
+        except OSError as error:
+            return _misfit(request, error)
         if isinstance(answer, Absent):
             return refusal(request, 404, _NOT_FOUND)
         for name, value in _head_headers(answer).items():
@@ -111,6 +127,8 @@ class FilesResource(GuardedResource):
         try:
             file = path.open("rb") if path.is_file() else None
         except OSError as error:
+            if error.errno in _MISFITS:
+                return _misfit(request, error)
             return refusal(request, 500, f"{path.name} can't be read: {error.strerror}")
         if file is None:
             return refusal(request, 404, _NOT_FOUND)
@@ -134,6 +152,10 @@ class FilesResource(GuardedResource):
             await _drain(request)
             status = 410 if isinstance(error, RequestOver) else 507 if isinstance(error, NoRoom) else 400
             return refusal(request, status, str(error))
+        except OSError as error:
+            answered = _misfit(request, error)
+            await _drain(request)
+            return answered
         except TooLate as error:
             return refusal(request, 503, str(error))  # nobody may hear it: what is left of the body is not waited for
         if not request.body.ended:
@@ -213,9 +235,9 @@ def _head_headers(answer: Whole | Partial | Verifying) -> dict[str, str]:
 
 
 def _put_request(request: StreamingRequest) -> PutRequest:
-    range_ = request.getHeader(CONTENT_RANGE)
-    sha256 = request.getHeader(CONTENT_SHA256)
-    length = request.getHeader("content-length")
+    range_ = header(request, CONTENT_RANGE)
+    sha256 = header(request, CONTENT_SHA256)
+    length = header(request, "content-length")
     return PutRequest(
         range=None if range_ is None else parse_content_range(range_),
         sha256=None if sha256 is None else parse_sha256(sha256),
@@ -241,6 +263,19 @@ def _put_answer(request: StreamingRequest, answer: PutAnswer) -> bytes:
             return refusal(request, 400, text)
         case _:
             assert_never(answer)
+
+
+def _misfit(request: StreamingRequest, error: OSError) -> bytes:
+    """
+    The refusal of a key that does not fit what is on the disk.
+
+    Raises:
+        OSError: ``error``, when it is nothing the asker did.
+    """
+    found = _MISFITS.get(error.errno or 0)
+    if found is None:
+        raise error
+    return refusal(request, found[0], found[1])
 
 
 async def _drain(request: StreamingRequest) -> None:

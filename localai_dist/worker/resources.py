@@ -12,9 +12,9 @@ from twisted.python.failure import Failure
 from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET
 
-from localai_dist.net.answers import json_error
+from localai_dist.net.answers import header, json_error
 from localai_dist.net.request import StreamingRequest
-from localai_dist.wire.credentials import bearer, same_secret
+from localai_dist.wire.credentials import AUTHORIZATION, bearer, same_secret
 
 _log = Logger()
 
@@ -35,7 +35,7 @@ class GuardedResource(Resource):
 
     def render(self, request: Any) -> Any:
         """Check the token, then as any resource."""
-        if not same_secret(bearer(request.getHeader("authorization")), self._token):
+        if not same_secret(bearer(header(request, AUTHORIZATION)), self._token):
             headers = [("www-authenticate", "Bearer")]
             text = "this worker wants the registration token as bearer"
             return json_error(request, 401, "invalid_token", text, "invalid_request_error", headers=headers)

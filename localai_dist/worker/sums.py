@@ -10,6 +10,7 @@ Source: surface §5.6.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import math
 import os
@@ -41,7 +42,7 @@ def look(path: Path) -> Stored:
     except (FileNotFoundError, NotADirectoryError):
         return Stored(target=read_target(path))
     if not path.is_file():
-        raise IsADirectoryError(f"{path.name} is not a plain file")
+        raise IsADirectoryError(errno.EISDIR, "not a plain file", path.name)
     sha256 = _read_sum(path, status.st_mtime_ns)
     target = None if sha256 is not None else read_target(path)
     return Stored(status.st_size, True, target, sha256, status.st_mtime_ns)

@@ -248,6 +248,49 @@ class FilesTests(ServerCase):
         self.assertEqual((await self.ask("PUT", self.path, b"x", X_Content_SHA256="0" * 64))[0], 400)
         self.assertEqual((await self.ask("DELETE", self.path))[0], 405)
 
+    async def test_keys_that_do_not_fit(self) -> None:
+        """A key that is a folder, lies below a file, or is too deep or too long is a told refusal, never a fault."""
+        self.assertEqual((await self.ask("PUT", self.path, self.data))[0], 200)
+        deep = "/v1/files/models/" + "/".join(["d"] * 1000)
+        sent = {"Content_Range": f"bytes 0-9/{len(self.data)}", "X_Content_SHA256": self.sha256}
+        for path, head, get, put in (
+            ("/v1/files/models/tiny", 409, 404, 409),
+            (self.path + "/below", 404, 404, 409),
+            (self.path + "/below/twice", 404, 404, 409),
+            (deep, 400, 400, 400),
+            ("/v1/files/models/" + "n" * 255, 404, 404, 400),
+            ("/v1/files/ephemeral/r/" + "n" * 250, 404, 404, 400),
+        ):
+            self.assertEqual((await self.ask("HEAD", path))[::2], (head, b""), path)
+            for method, status, headers in (("GET", get, {}), ("PUT", put, {}), ("PUT", put, sent)):
+                got, _headers, answer = await self.ask(method, path, b"x" * 10, **headers)
+                self.assertEqual((method, got), (method, status), path)
+                self.assertIn("message", json.loads(answer)["error"])
+        self.assertEqual((await self.ask("GET", "/v1/files-list" + deep.removeprefix("/v1/files")))[0], 400)
+        self.assertEqual(self.local.read_bytes(), self.data)
+        self.assertEqual(self.flushLoggedErrors(), [])
+
+    async def test_headers_that_are_no_text(self) -> None:
+        """Headers with bytes that are no UTF-8 are wrong, not a fault: 401 or 400, as JSON."""
+        odd = b"\xff\xfe\xe9"
+        good = b"Bearer " + TOKEN.encode()
+        for path in (self.path, "/v1/files-list/models", "/v1/backend-logs", wire.MODELS_RUNNING.path):
+            for method in ("GET", "PUT", "POST"):
+                self.assertEqual(await self.send_raw(method, path, {"Authorization": b"Bearer " + odd}), 401)
+        for name in ("Content-Range", "X-Content-SHA256"):
+            self.assertEqual(await self.send_raw("PUT", self.path, {"Authorization": good, name: odd}), 400)
+        everywhere = dict.fromkeys(("X-Request-ID", "X-Correlation-ID", "Expect", "Cookie", "Accept", "Range"), odd)
+        self.assertEqual(await self.send_raw("GET", self.path, {"Authorization": good, **everywhere}), 404)
+        self.assertEqual(self.flushLoggedErrors(), [])
+
+    async def send_raw(self, method: str, path: str, headers: dict[str, bytes]) -> int:
+        """The status of an answer that must be the JSON envelope."""
+        sent = Headers({name: [value] for name, value in headers.items()})
+        uri = f"http://127.0.0.1:{self.worker.http_port}{path}"
+        response = await Agent(reactor).request(method.encode(), uri.encode(), sent, BytesBody(b"x"))
+        self.assertIn("message", json.loads(await readBody(response))["error"], (method, path))
+        return response.code
+
     async def test_keys_stay_inside(self) -> None:
         """A key that climbs, or leaves its folder through a link, is refused by every route, and writes nothing
         (LOAD-14)."""
