@@ -14,14 +14,24 @@ import msgspec
 from msgspec import Meta
 
 from localai_dist.errors import InvalidName
+from localai_dist.httpapi import nodes, scheduling
 from localai_dist.httpapi.auth import Access, check_registration, refuse_token
 from localai_dist.httpapi.call import Answer, ApiRoute, Call, Json
-from localai_dist.httpapi.errors import not_found
+from localai_dist.httpapi.errors import bad_request, not_found
 from localai_dist.httpapi.node_objects import replica_object
 from localai_dist.httpapi.routing import Route
 from localai_dist.ids import NodeId, parse_node_id
 from localai_dist.registry.records import Readings, Registration
 from localai_dist.wire.credentials import NODE_TOKEN, digest
+
+API = "/api/nodes/"
+
+RESERVED_NAMES = frozenset(
+    part
+    for route in (*nodes.ROUTES, *scheduling.ROUTES)
+    if route.pattern.startswith(API) and not (part := route.pattern.removeprefix(API).split("/")[0]).startswith(":")
+)
+"""Names that are fixed parts of the operators' routes, ``scheduling`` and the like."""
 
 Size = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
@@ -139,6 +149,9 @@ async def _itself(call: Call) -> NodeId:
 
 
 def _registration(body: RegisterBody, token_hash: str) -> Registration:
+    if body.name in RESERVED_NAMES:
+        # A node is asked for by name too, and /api/nodes/<name> would be something else.
+        raise bad_request(f"name: {body.name!r} can't be a node's name: {API}{body.name} is a route", "name")
     given = {name: getattr(body, name) for name in body.__struct_fields__ if name not in ("token", "labels")}
     return Registration(labels=body.labels or {}, token_hash=token_hash, **given)
 

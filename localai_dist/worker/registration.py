@@ -267,7 +267,7 @@ class Registration(Service):
         elif answer.status in _FATAL and first:
             raise RegistrationRefused(
                 f"{answer.url} refused to register node {self._profile.name} ({answer.status}): "
-                f"{answer.text or 'no reason given'}{_remedy(answer.status)}"
+                f"{answer.text or 'no reason given'}{_remedy(answer)}"
             )
         else:
             raise NotReached(f"{answer.url} did not register this node ({answer.status}): {answer.text}")
@@ -331,7 +331,10 @@ class Registration(Service):
         self._on_refused(RegistrationRefused(f"registering failed: {failure.getErrorMessage()}"))
 
 
-def _remedy(status: int) -> str:
-    if status in (401, 403):
+def _remedy(answer: FrontendAnswer) -> str:
+    if answer.status in (401, 403):
         return "; set LOCALAI_REGISTRATION_TOKEN to the cluster's"
+    error = answer.fields.get("error")
+    if isinstance(error, dict) and error.get("param") == "name":
+        return "; set LOCALAI_NODE_NAME to another"
     return "; is the frontend older than this worker?"

@@ -86,6 +86,16 @@ class RegisterTests(SynchronousTestCase):
             got = World().node("POST", "/api/node/register", {"name": "box", field: wrong})
             self.assertEqual((got.status, got.error["param"]), (400, field), got.error)
 
+    def test_names_that_are_routes(self) -> None:
+        """A node can't be called what the operators' routes have after /api/nodes/: it could not be asked for."""
+        for name in ("scheduling", "models"):
+            world = World()
+            got = world.node("POST", "/api/node/register", {"name": name})
+            self.assertEqual((got.status, got.error["param"]), (400, "name"), got.error)
+            self.assertIn(f"'{name}' can't be a node's name", got.error["message"])
+            self.assertEqual(world.api.nodes.said, [])  # type: ignore[attr-defined]
+            self.assertEqual(World().node("POST", "/api/node/register", {"name": f"{name}-1"}).status, 201)
+
 
 class NodeTokenTests(SynchronousTestCase):
     def test_a_node_is_itself(self) -> None:

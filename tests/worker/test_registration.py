@@ -284,6 +284,14 @@ class RegisterTests(RegistrationCase):
         self.clock.advance(4)
         self.successResultOf(waiting)
 
+    def test_a_name_that_can_not_be(self) -> None:
+        """A worker whose name the frontends refuse says so, and what to set (WALK-8)."""
+        error = {"message": "name: 'models' can't be a node's name: /api/nodes/models is a route", "param": "name"}
+        self.agent.rules = {"register": (400, {"error": error})}
+        self.registration.startService()
+        [refused] = self.refused
+        self.assertIn(f"(400): {error['message']}; set LOCALAI_NODE_NAME to another", str(refused))
+
     def test_refused_for_good(self) -> None:
         """A wrong token or request ends the daemon with one clear line, and is not asked again."""
         for status in (400, 401):
