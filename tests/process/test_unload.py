@@ -13,7 +13,7 @@ import pytest
 from localai_dist.testing.cluster import Cluster
 from localai_dist.testing.waiting import until
 from tests.process.kit import living, open_folder, quick_plan, running
-from tests.process.scripted import reported
+from tests.process.scripted import chat, reported
 from tests.process.yard import gallery, load, operator, place, row_of, server_of, unloaded
 
 
@@ -58,6 +58,26 @@ def test_unload_ends_the_whole_group(yard: Cluster) -> None:
     port, processes = load(yard, "pair")
     assert len(processes) == 3
     assert unloaded(yard, "pair", processes, port)[0] == 0
+
+
+def test_unload_ends_a_stopped_process(yard: Cluster) -> None:
+    """A backend that was stopped by SIGSTOP, and answers nothing, is ended like any other (WALK-21)."""
+    place(yard, "wedged")
+    port, processes = load(yard, "wedged")
+    os.kill(server_of(processes), signal.SIGSTOP)
+    assert unloaded(yard, "wedged", processes, port)[0] == 0
+
+
+def test_a_failed_load_leaves_no_process(yard: Cluster) -> None:
+    """The backend refuses the model: the cause is told, its process is gone, and there is nothing to unload."""
+    events = place(yard, "refused", "test:load=fail")
+    reply = chat(yard, yard.frontends[0], "refused")
+    assert (reply.status, reply.json()["error"]["code"]) == (500, "model_load_failed")
+    started = reported(events, "load")
+    assert started and not living({int(one["pid"]) for one in started})
+    again = operator(yard, "models", "unload", "refused", "--node", yard.workers[0].node_id)
+    _, err = again.communicate()
+    assert again.returncode == 4 and "not loaded" in err
 
 
 def test_unload_of_an_absent_process_succeeds(yard: Cluster) -> None:
