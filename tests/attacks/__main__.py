@@ -9,7 +9,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.attacks.catalogue import ATTACKS, Attack
+from tests.attacks.attack import Attack
+from tests.attacks.catalogue import ATTACKS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 #: One test file of processes may start a whole cluster; more than this is a hang.

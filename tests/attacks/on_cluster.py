@@ -1,0 +1,314 @@
+"""Attacks on ownership, routes, doors, the bus and departures."""
+
+from tests.attacks.attack import Attack
+
+ATTACKS: tuple[Attack, ...] = (
+    Attack(
+        name="delete-the-relay",
+        file="localai_dist/relay/forward.py",
+        old="            case ViaPeer() as route:\n",
+        new="            case ViaPeer():\n"
+        "                raise Unreached(reach.NoRoute(node, departed=False))\n"
+        "            case route if False:\n",
+        reddens=(
+            "tests.relay.test_forward.RelayedTests.test_bytes_cross_the_relay_both_ways",
+            "tests.db.test_doors.RelayTests.test_sixteen_at_once_are_one_dial",
+        ),
+        leaves_green=(
+            "tests.relay.test_forward.OwnTunnelTests",
+            "tests.db.test_doors.TunnelDoorTests",
+        ),
+    ),
+    Attack(
+        name="skip-the-epoch-check-in-release",
+        file="localai_dist/store/sql/ownership.sql",
+        old="where node_id = %(node)s and owner_instance_id = %(instance)s and epoch = %(epoch)s;",
+        new="where node_id = %(node)s and owner_instance_id = %(instance)s;",
+        reddens=(
+            "tests.db.test_ownership.ClaimTests.test_the_last_claim_wins",
+            "tests.db.test_matrix.PlaceTests.test_ownership_release",
+        ),
+        leaves_green=(
+            "tests.db.test_ownership.ClaimTests.test_eight_claims_at_once",
+            "tests.db.test_ownership.PresenceTests",
+        ),
+    ),
+    Attack(
+        name="owner-query-without-the-live-join",
+        file="localai_dist/store/sql/ownership.sql",
+        old="left join instances i on i.id = c.owner_instance_id and c.owner_instance_id <> ''\n"
+        "    and i.last_seen > now() - make_interval(secs => %(window)s);",
+        new="left join instances i on i.id = c.owner_instance_id and c.owner_instance_id <> '';",
+        reddens=(
+            "tests.db.test_ownership.PresenceTests.test_a_dead_frontend_owns_nothing",
+            "tests.db.test_membership.OneStatementTests.test_the_owner_is_never_one_that_is_not_live",
+        ),
+        leaves_green=(
+            "tests.db.test_ownership.PresenceTests.test_the_life_of_a_tunnel",
+            "tests.db.test_ownership.ClaimTests",
+        ),
+    ),
+    Attack(
+        name="stamp-first-presence",
+        file="localai_dist/store/sql/ownership.sql",
+        old="            when i.id is not null then 'connected'\n"
+        "            when c.owner_instance_id = '' and c.disconnected_at < now() - make_interval(secs => %(grace)s)\n"
+        "                then 'departed'\n",
+        new="            when c.disconnected_at < now() - make_interval(secs => %(grace)s) then 'departed'\n"
+        "            when i.id is not null then 'connected'\n",
+        reddens=(
+            "tests.db.test_ownership.PresenceTests.test_a_held_row_with_an_old_stamp_is_not_departed",
+            "tests.db.test_membership.OneStatementTests.test_the_owner_is_never_one_that_is_not_live",
+        ),
+        leaves_green=("tests.db.test_ownership.PresenceTests.test_the_life_of_a_tunnel",),
+    ),
+    Attack(
+        name="peer-secret-not-checked",
+        file="localai_dist/relay/acceptor.py",
+        old="        return None if matches(token, published) else NOT_THAT_ONE\n",
+        new="        return None if published is not None else NOT_THAT_ONE\n",
+        reddens=(
+            "tests.relay.test_acceptor.PeerResourceTests.test_refusals",
+            "tests.db.test_doors.PeerDoorTests.test_a_refused_dial_displaces_nobody",
+        ),
+        leaves_green=(
+            "tests.relay.test_acceptor.PeerResourceTests.test_an_empty_configured_token_admits_nobody",
+            "tests.db.test_doors.RelayTests.test_sixteen_at_once_are_one_dial",
+        ),
+    ),
+    Attack(
+        name="callers-deadline-blamed-on-the-peer",
+        file="localai_dist/relay/deadline.py",
+        old="            raise Unreached(DeadlineExceeded(text)) from error\n",
+        new="            from localai_dist.reach import PeerUnreachable\n\n"
+        '            raise Unreached(PeerUnreachable("the peer", text)) from error\n',
+        reddens=(
+            "tests.relay.test_outcomes.DeadlineTests.test_whoever_hangs",
+            "tests.relay.test_outcomes.DeadlineTests.test_whatever_fails_when_the_time_is_up",
+        ),
+        leaves_green=(
+            "tests.relay.test_outcomes.DeadlineTests.test_in_time_the_real_reason_is_told",
+            "tests.relay.test_outcomes.WorkerReplyTests",
+        ),
+    ),
+    Attack(
+        name="refusal-read-as-no-route",
+        file="localai_dist/wire/preamble.py",
+        old="            return Refused(code, text)\n",
+        new="            from localai_dist.reach import NoRoute\n\n            return NoRoute(code, departed=True)\n",
+        reddens=(
+            "tests.relay.test_outcomes.WorkerReplyTests.test_each_reply_is_exactly_one_outcome",
+            "tests.relay.test_forward.OwnTunnelTests.test_each_reply_of_the_worker",
+        ),
+        leaves_green=(
+            "tests.relay.test_outcomes.WorkerReplyTests.test_nothing",
+            "tests.relay.test_forward.OutcomeTests",
+        ),
+    ),
+    Attack(
+        name="reconnecting-read-as-departed",
+        file="localai_dist/registry/presence.py",
+        old="            return Reconnecting(node, presence.grace_left)\n",
+        new="            return NoRoute(node, departed=True)\n",
+        reddens=(
+            "tests.relay.test_forward.OutcomeTests.test_routing_facts",
+            "tests.db.test_doors.RelayTests.test_every_condition_by_name",
+            "tests.db.test_matrix.OutcomeTests.test_the_health_monitor",
+        ),
+        leaves_green=(
+            "tests.db.test_ownership.PresenceTests",
+            "tests.relay.test_outcomes.WorkerReplyTests",
+        ),
+    ),
+    Attack(
+        name="peer-unreachable-may-reap",
+        file="localai_dist/reach.py",
+        old='    """Whether the row of the replica that was asked may be deleted (and only that row)."""\n',
+        new='    """Whether the row of the replica that was asked may be deleted (and only that row)."""\n'
+        "    if isinstance(outcome, PeerUnreachable):\n"
+        "        return True\n",
+        reddens=(
+            "tests.db.test_matrix.OutcomeTests.test_reaping",
+            "tests.db.test_matrix.OutcomeTests.test_a_request",
+        ),
+        leaves_green=("tests.db.test_matrix.OutcomeTests.test_demoting",),
+    ),
+    Attack(
+        name="a-delete-nobody-registered",
+        file="localai_dist/store/sql/load_jobs.sql",
+        old="-- name: drop\n",
+        new="-- name: tidy\n-- Whatever is old.\n"
+        "delete from node_models where last_used < now() - interval '1 day';\n\n-- name: drop\n",
+        reddens=("tests.registry.test_acting.ActingTests.test_every_change_says_what_it_is",),
+        leaves_green=("tests.registry.test_acting.ActingTests.test_only_the_registered_function_runs_its_statement",),
+    ),
+    Attack(
+        name="database-failure-reads-as-401",
+        file="localai_dist/tunnel/acceptor.py",
+        old="            return LOOKUP_FAILED\n",
+        new="            return WRONG_TOKEN\n",
+        reddens=(
+            "tests.db.test_doors.TunnelDoorTests.test_a_database_failure_is_never_401",
+            "tests.tunnel.test_acceptor.ConnectResourceTests.test_refusals_in_order",
+        ),
+        leaves_green=("tests.db.test_doors.TunnelDoorTests.test_every_row_of_the_table_in_order",),
+    ),
+    Attack(
+        name="a-newcomer-is-believed",
+        file="localai_dist/registry/identity.py",
+        old="    return Claim.NEWCOMER\n",
+        new="    return Claim.ROTATED\n",
+        reddens=(
+            "tests.db.test_doors.NodeIdentityTests.test_a_newcomer_under_a_known_name_touches_nothing",
+            "tests.db.test_nodes.IdentityTests.test_a_newcomer_changes_nothing",
+        ),
+        leaves_green=("tests.db.test_doors.NodeIdentityTests.test_pending_ends_by_approval_alone",),
+    ),
+    Attack(
+        name="loopback-is-advertised",
+        file="localai_dist/roles/advertise.py",
+        old="    if number.is_loopback:\n",
+        new="    if False:\n",
+        reddens=("tests.roles.test_advertise.FoundTests.test_a_real_connect_toward_this_machine",),
+        leaves_green=("tests.roles.test_advertise.FoundTests.test_the_address_toward_the_database",),
+    ),
+    Attack(
+        name="notify-dropped",
+        file="localai_dist/store/sql/bus.sql",
+        old="select pg_notify(%(channel)s, %(message)s);",
+        new="select 1;",
+        reddens=("tests.db.test_bus.CarryTests.test_each_hears_its_subjects",),
+        leaves_green=("tests.bus.test_envelope",),
+    ),
+    Attack(
+        name="spill-limit-moved-up",
+        file="localai_dist/bus/envelope.py",
+        old="INLINE_LIMIT: Final = 8000",
+        new="INLINE_LIMIT: Final = 8001",
+        reddens=(
+            "tests.db.test_bus.CarryTests.test_every_size_arrives_byte_for_byte",
+            "tests.bus.test_envelope.EnvelopeTests.test_the_limit_is_of_encoded_bytes",
+        ),
+        leaves_green=("tests.bus.test_subscriber",),
+    ),
+    Attack(
+        name="spill-limit-moved-down",
+        file="localai_dist/bus/envelope.py",
+        old="INLINE_LIMIT: Final = 8000",
+        new="INLINE_LIMIT: Final = 7999",
+        reddens=(
+            "tests.db.test_bus.CarryTests.test_every_size_arrives_byte_for_byte",
+            "tests.bus.test_envelope.EnvelopeTests.test_the_limit_is_of_encoded_bytes",
+        ),
+        leaves_green=("tests.bus.test_subscriber",),
+    ),
+    Attack(
+        name="re-listen-skipped",
+        file="localai_dist/store/listener.py",
+        old="        for channel in list(self._channels):\n            await self._run",
+        new="        for channel in ():\n            await self._run",
+        reddens=("tests.db.test_bus.LossTests.test_a_killed_connection",),
+        leaves_green=("tests.db.test_bus.CarryTests.test_each_hears_its_subjects",),
+    ),
+    Attack(
+        name="missed-messages-not-told",
+        file="localai_dist/bus/subscriber.py",
+        old="        self._listener.on_reconnect(self.missed)",
+        new="        pass",
+        reddens=("tests.db.test_bus.LossTests.test_a_killed_connection",),
+        leaves_green=("tests.db.test_bus.CarryTests.test_each_hears_its_subjects",),
+    ),
+    Attack(
+        name="two-listen-connections",
+        file="localai_dist/bus/service.py",
+        old="        self._listener.on_reconnect(self._end_ghosts)",
+        new="        pass",
+        reddens=("tests.db.test_bus.LossTests.test_a_silent_cut_is_noticed_within_ten_seconds",),
+        leaves_green=("tests.db.test_bus.LossTests.test_a_killed_connection",),
+    ),
+    Attack(
+        name="unbounded-subscriber-queue",
+        file="localai_dist/bus/subscription.py",
+        old="return messages >= QUEUE or",
+        new="return False and messages >= QUEUE or",
+        reddens=("tests.bus.test_subscriber.IsolationTests.test_one_that_never_ends",),
+        leaves_green=("tests.bus.test_subscriber.SubscribeTests",),
+    ),
+    Attack(
+        name="departure-inside-the-grace",
+        file="localai_dist/health/departure.py",
+        old="presence.state is PresenceState.DEPARTED",
+        new="presence.state in (PresenceState.DEPARTED, PresenceState.RECONNECTING)",
+        reddens=("tests.health.test_departure.DeparturesTests.test_nothing_else_is_a_departure",),
+        leaves_green=("tests.health.test_verdict",),
+    ),
+    Attack(
+        name="a-swapped-identity-keeps-its-tunnel",
+        file="localai_dist/store/sql/nodes.sql",
+        old="(%(loose)s or n.node_token_hash = held.digest)",
+        new="true",
+        reddens=("tests.db.test_notices.NoticesTests.test_a_swapped_identity_loses_its_tunnel_wherever_it_is_held",),
+        leaves_green=("tests.db.test_notices.NoticesTests.test_a_removed_node_loses_its_tunnel",),
+    ),
+    Attack(
+        name="health-hides-warm-replicas",
+        file="localai_dist/store/sql/replicas.sql",
+        old="n.status <> 'draining'",
+        new="n.status = 'healthy'",
+        reddens=(
+            "tests.db.test_replicas.ReplicaTests.test_health_does_not_hide_a_warm_replica",
+            "tests.db.test_loads.LoadsTests.test_no_second_copy_inside_the_grace",
+        ),
+        leaves_green=("tests.db.test_replicas.ReplicaTests.test_only_loaded_replicas_are_offered",),
+    ),
+    Attack(
+        name="any-release-is-admitted",
+        file="localai_dist/wire/releases.py",
+        old="return _line(ours) == _line(theirs) is not None",
+        new="return True",
+        reddens=(
+            "tests.tunnel.test_acceptor.ConnectResourceTests.test_refusals_in_order",
+            "tests.relay.test_acceptor.PeerResourceTests.test_refusals",
+        ),
+        leaves_green=("tests.tunnel.test_acceptor.TogetherTests",),
+    ),
+    Attack(
+        name="a-grace-of-a-millisecond",
+        file="localai_dist/settings/frontend.py",
+        old='DURATION, 90 * SECOND, "How long a lost tunnel counts as reconnecting',
+        new='DURATION, 0.005 * SECOND, "How long a lost tunnel counts as reconnecting',
+        reddens=("tests/process/test_cluster_routes.py::test_the_owner_is_killed",),
+        leaves_green=(
+            "tests/process/test_cluster_routes.py::test_every_worker_is_served_from_every_frontend",
+            "tests/process/test_cluster_routes.py::test_both_tunnels_blocked_while_heartbeats_pass",
+        ),
+    ),
+    Attack(
+        name="a-thawed-frontend-takes-back-what-moved",
+        file="localai_dist/store/sql/ownership.sql",
+        old="where node_connections.epoch = %(epoch)s\n",
+        new="where node_connections.epoch = %(epoch)s or true\n",
+        reddens=("tests.db.test_ownership.PresenceTests.test_only_a_tunnel_that_nobody_took_is_reclaimed",),
+        leaves_green=("tests.db.test_ownership.ClaimTests.test_the_last_claim_wins",),
+    ),
+    Attack(
+        name="a-former-process-keeps-its-tunnels",
+        file="localai_dist/store/sql/instances.sql",
+        old="    where owner_instance_id = %(id)s returning node_id\n",
+        new="    where owner_instance_id = %(id)s and false returning node_id\n",
+        reddens=(
+            "tests.db.test_ownership.InstanceTests.test_a_new_process_holds_nothing_of_its_former_one",
+            "tests/process/test_cluster_restart.py::test_owner_and_worker_die_in_the_same_interval",
+        ),
+        leaves_green=("tests.db.test_ownership.InstanceTests.test_one_beat_does_it_all",),
+    ),
+    Attack(
+        name="a-retiring-tunnels-end-taken-for-the-new-ones",
+        file="localai_dist/tunnel/link.py",
+        old="        previous, self.current = self.current, session\n",
+        new="        previous = self.current\n        if previous is not None:\n            self._retire(previous)\n"
+        "        self.current, previous = session, None\n",
+        reddens=("tests.tunnel.test_dialer.TunnelClientTests.test_a_retiring_tunnel_without_streams_is_closed",),
+        leaves_green=("tests.tunnel.test_dialer.TunnelClientTests.test_make_before_break",),
+    ),
+)

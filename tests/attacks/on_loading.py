@@ -1,0 +1,175 @@
+"""Attacks on the hold, the job and staging."""
+
+from tests.attacks.attack import Attack
+
+ATTACKS: tuple[Attack, ...] = (
+    Attack(
+        name="stage-without-hashing",
+        file="localai_dist/worker/uploads.py",
+        old="        if found != target.sha256:\n            await self._wipe(entry)\n            return Unusable",
+        new="        if not found:\n            await self._wipe(entry)\n            return Unusable",
+        reddens=(
+            "tests.worker.test_lies.LiesTests.test_every_lie",
+            "tests.worker.test_uploads.PieceTests.test_wrong_content",
+            "tests/process/test_staging_depth.py::test_a_bit_turned_on_the_way_is_sent_again",
+        ),
+        leaves_green=(
+            "tests.worker.test_uploads.PieceTests.test_in_pieces",
+            "tests.staging.test_against_worker.AgainstWorkerTests.test_files_of_every_kind_arrive",
+        ),
+    ),
+    Attack(
+        name="trust-the-clients-offset",
+        file="localai_dist/wire/files.py",
+        old="    if range_.start != stored.size:\n        return WrongOffset(stored.size)\n",
+        new="",
+        reddens=(
+            "tests.wire.test_files",
+            "tests.worker.test_lies.LiesTests.test_every_lie",
+        ),
+        leaves_green=(
+            "tests.worker.test_uploads.PieceTests.test_in_pieces",
+            "tests.staging.test_against_worker.AgainstWorkerTests.test_files_of_every_kind_arrive",
+        ),
+    ),
+    Attack(
+        name="no-relay-for-staging",
+        file="localai_dist/relay/serve.py",
+        old="        session = self._held.get(request.node)\n",
+        new='        session = None if request.traffic == "b" else self._held.get(request.node)\n',
+        reddens=("tests/process/test_staging_depth.py::test_a_sharded_model_answers_and_one_without_a_shard_does_not",),
+        leaves_green=(
+            "tests.relay.test_peers",
+            "tests/process/test_staging_depth.py::test_a_bit_turned_on_the_way_is_sent_again",
+        ),
+    ),
+    Attack(
+        name="count-progress-per-file",
+        file="localai_dist/staging/upload.py",
+        old="        self._progress.sent(count)\n        self._hold.observe()\n",
+        new="        self._progress.sent(count)\n",
+        reddens=("tests.staging.test_upload.UploadTests.test_one_file_may_take_longer_than_the_base",),
+        leaves_green=(
+            "tests.staging.test_upload.UploadTests.test_a_new_file_arrives_whole_in_pieces",
+            "tests.staging.test_upload.UploadTests.test_silence_ends_it",
+        ),
+    ),
+    Attack(
+        name="believe-an-objects-name",
+        file="localai_dist/worker/object_cache.py",
+        old="    if sums.look(source).sha256 != sha256:\n",
+        new="    if not source.exists():\n",
+        reddens=("tests.staging.test_by_store.CacheTests.test_a_cached_file_that_was_changed_is_not_used",),
+        leaves_green=("tests.staging.test_by_store.ByStoreTests.test_a_second_run_moves_nothing",),
+    ),
+    Attack(
+        name="request-files-without-tombstones",
+        file="localai_dist/worker/quota.py",
+        old="        if self.is_over(request, now):\n",
+        new="        if self.is_over(request, now + 2 * TOMBSTONE):\n",
+        reddens=(
+            "tests.worker.test_quota.QuotaTests.test_a_released_request_is_over_for_an_hour",
+            "tests.staging.test_request_files.RequestFilesTests.test_a_requests_life",
+        ),
+        leaves_green=("tests.worker.test_quota.QuotaTests.test_the_limit_is_on_all_requests_together",),
+    ),
+    Attack(
+        name="observe-does-nothing",
+        file="localai_dist/staging/hold.py",
+        old="        return replace(self, expiry=min(now + self.stall, self.cap_at), observed_at=now)\n",
+        new="        return self\n",
+        reddens=(
+            "tests.staging.test_budgets.ScaledTests.test_steady_bytes",
+            "tests.staging.test_hold.HoldTests.test_a_transfer_that_moves_bytes_outlives_the_base",
+        ),
+        leaves_green=("tests.staging.test_budgets.ScaledTests.test_nothing_at_all",),
+    ),
+    Attack(
+        name="the-hold-never-fires",
+        file="localai_dist/staging/hold_timer.py",
+        old="        elif self._work is not None:\n            self._work.cancel()\n",
+        new="        elif self._work is None:\n            pass\n",
+        reddens=(
+            "tests.staging.test_budgets.ScaledTests.test_bytes_that_stop",
+            "tests.staging.test_hold_timer.HoldTimerTests.test_silence_reads_deadline_exceeded",
+        ),
+        leaves_green=("tests.staging.test_budgets.ScaledTests.test_steady_bytes",),
+    ),
+    Attack(
+        name="progress-moves-the-cap",
+        file="localai_dist/staging/hold.py",
+        old="        return replace(self, expiry=min(now + self.stall, self.cap_at), observed_at=now)\n",
+        new="        later = now + 2 * self.stall\n"
+        "        return replace(self, expiry=now + self.stall, cap_at=max(self.cap_at, later), observed_at=now)\n",
+        reddens=("tests.staging.test_budgets.ScaledTests.test_a_trickle",),
+        leaves_green=("tests.staging.test_budgets.ScaledTests.test_bytes_that_stop",),
+    ),
+    Attack(
+        name="stall-window-longer-than-the-base",
+        file="localai_dist/staging/hold.py",
+        old="    stall = min(stall, base)\n",
+        new="",
+        reddens=(
+            "tests.staging.test_budgets.ScaledTests.test_a_base_below_the_stall_window",
+            "tests.staging.test_hold.HoldTests.test_the_stall_window_is_never_longer_than_the_base",
+        ),
+        leaves_green=("tests.staging.test_budgets.ScaledTests.test_bytes_that_stop",),
+    ),
+    Attack(
+        name="children-get-the-rolling-expiry",
+        file="localai_dist/staging/hold.py",
+        old="        return self.cap_at\n",
+        new="        return self.wake_at\n",
+        reddens=(
+            "tests.staging.test_budgets.ScaledTests.test_children_get_the_cap",
+            "tests.staging.test_budgets.BudgetTests.test_requests_get_the_cap_as_their_deadline",
+        ),
+        leaves_green=("tests.staging.test_budgets.ScaledTests.test_a_trickle",),
+    ),
+    Attack(
+        name="a-lock-held-through-the-load",
+        file="localai_dist/loads/service.py",
+        old="            replica = await self._drive(flight)\n",
+        new="            from twisted.internet.defer import DeferredLock\n"
+        "\n"
+        '            lock = vars(type(self)).get("_lock") or DeferredLock()\n'
+        "            type(self)._lock = lock\n"
+        "            replica = await lock.run(lambda: Deferred.fromCoroutine(self._drive(flight)))\n",
+        reddens=("tests.loads.test_service.ColdLoadTests.test_a_slow_load_delays_no_other_model",),
+        leaves_green=("tests.loads.test_service.ColdLoadTests.test_a_cold_load",),
+    ),
+    Attack(
+        name="a-load-without-its-fence",
+        file="localai_dist/store/sql/load_jobs.sql",
+        old="replica_index = %(replica_index)s,\n    updated_at = now(), last_progress = now()\n"
+        "where tracking_key = %(key)s and owner_replica = %(owner)s and attempt = %(attempt)s and",
+        new="replica_index = %(replica_index)s,\n    updated_at = now(), last_progress = now()\n"
+        "where tracking_key = %(key)s and owner_replica = %(owner)s and",
+        reddens=("tests.db.test_load_jobs.FenceTests.test_the_same_frontend_is_fenced_by_the_attempt",),
+        leaves_green=("tests.db.test_load_jobs.ClaimTests",),
+    ),
+    Attack(
+        name="a-tick-takes-the-cancel-back",
+        file="localai_dist/store/sql/load_jobs.sql",
+        old="    last_progress = now(), started_at = coalesce(",
+        new="    cancelled_at = null, last_progress = now(), started_at = coalesce(",
+        reddens=("tests.db.test_load_jobs.CancelTests.test_a_tick_never_clears_it",),
+        leaves_green=("tests.db.test_load_jobs.CancelTests.test_nothing_to_cancel",),
+    ),
+    Attack(
+        name="a-cancelled-load-reads-as-ended-well",
+        file="localai_dist/loads/watch.py",
+        old="            if attempt is not None and (reason",
+        new="            if False and (reason",
+        reddens=("tests.loads.test_cancel.CancelTests.test_a_waiter_elsewhere_that_only_finds_the_row_gone",),
+        leaves_green=("tests.loads.test_cancel.CancelTests.test_on_the_frontend_that_loads",),
+    ),
+    Attack(
+        name="a-job-nobody-can-run-is-never-refused",
+        file="localai_dist/loads/rows.py",
+        old="        return not self.owner and bool(self.lacking) and self.state is JobState.PENDING\n",
+        new="        return False\n",
+        reddens=("tests.loads.test_offers.OfferTests.test_nobody_has_them",),
+        leaves_green=("tests.loads.test_offers.OfferTests.test_the_load_runs_where_the_files_are",),
+    ),
+)
