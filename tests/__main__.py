@@ -33,6 +33,27 @@ for _known in (
     WARNINGS += ["-W", _known]
 
 
+#: Packages without a reactor, clock or chance: ``make check`` keeps every line and branch of them covered.
+PURE = ("mux", "wire", "catalog", "reach", "backoff", "ids", "units", "errors")
+
+#: What ``make check`` leaves to ``make test``: databases, peers, programs, and the long runs over sockets.
+NOT_UNIT = (
+    "tests.attacks.",
+    "tests.backends.test_llama",
+    "tests.backends.test_scriptable",
+    "tests.db.",
+    "tests.interop.",
+    "tests.net.test_cycles",
+    "tests.net.test_stalls",
+    "tests.objects.",
+    "tests.staging.test_by_store",
+    "tests.test_packaging",
+    "tests.worker.test_ports",
+    "tests.worker.test_real_backend",
+    "tests.worker.test_supervisor",
+)
+
+
 @dataclass(frozen=True)
 class Count:
     """
@@ -151,18 +172,19 @@ def junit_count(report: Path, status: int) -> Count:
 
 
 def unit_modules() -> list[str]:
-    """The trial modules that need no database and no network peer."""
-    outside = ("tests.db.", "tests.interop.", "tests.attacks.")
-    return [name for name in trial_modules() if not name.startswith(outside)]
+    """The trial modules that start no program and take seconds; the pure packages' are run by ``coverage``."""
+    return [name for name in trial_modules() if not name.startswith(NOT_UNIT) and not is_pure(name)]
 
 
-PURE = ("mux", "wire", "catalog", "reach", "backoff", "ids", "units", "errors")
+def is_pure(module: str) -> bool:
+    """Whether a test module is one of a pure package."""
+    return module.split(".")[1].removeprefix("test_") in PURE
 
 
 def coverage() -> Count:
     """The pure packages keep every line and branch covered by their own tests."""
     source = [f"localai_dist/{name}{'/*' if (ROOT / 'localai_dist' / name).is_dir() else '.py'}" for name in PURE]
-    modules = [name for name in trial_modules() if name.split(".")[1].removeprefix("test_") in PURE]
+    modules = [name for name in trial_modules() if is_pure(name)]
     data, where = f"--data-file={BUILD / 'coverage'}", str(BUILD / "pure")
     began = time.monotonic()
     runner = [sys.executable, "-m", "coverage", "run", "--branch", data, f"--include={','.join(source)}"]
