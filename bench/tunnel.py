@@ -242,7 +242,7 @@ async def _stalled() -> list[Row]:
 
 
 async def _many_streams() -> list[Row]:
-    """Opens a second, and what an open stream costs in memory."""
+    """Opens a second, and what an open stream costs in memory (MUX-21)."""
     with Child("far") as far:
         session = await dialled(far.tunnel_url)
         way = tunnel_way("tunnel", session, [far.pid])
@@ -269,7 +269,7 @@ def _resident() -> int:
 
 
 async def _idle_tunnels() -> list[Row]:
-    """A frontend with 1000 idle tunnels."""
+    """A frontend with 1000 idle tunnels (MUX-21)."""
     with Child("far") as far:
         before = far.resident() / MiB
         sessions = [await dialled(far.tunnel_url) for _ in range(1000)]
@@ -282,7 +282,7 @@ async def _idle_tunnels() -> list[Row]:
 
 
 async def _links() -> list[Row]:
-    """A long link and a slow one, made in user space."""
+    """A long link and a slow one, made in user space (MUX-21)."""
     return [*await _long_link(), *await _slow_link()]
 
 

@@ -33,11 +33,6 @@ class LinkEnd(MemoryCarrier):
         self._free_at = 0.0
         self._drain: IDelayedCall | None = None
 
-    @property
-    def queueing(self) -> float:
-        """How long a byte given now waits before it leaves (s)."""
-        return max(0.0, self._free_at - self._clock.seconds())
-
     def send(self, parts: Sequence[bytes]) -> None:
         """One message; it arrives when those before it have left, plus the delay."""
         message = b"".join(parts)
