@@ -161,19 +161,23 @@ class Watch:
         return self
 
     def __exit__(self, kind: object, error: object, at: object) -> None:
-        """Stop; what went wrong while asking is raised here."""
+        """Stop after one more look, at how things are by now; what went wrong while asking is raised here."""
         self._over.set()
         self._pool.shutdown()
         if error is None:
             self._running.result()
 
     def _run(self) -> None:
-        while not self._over.is_set():
-            value = self._fact()
-            if not self.seen or self.seen[-1] != value:
-                self.seen.append(value)
-            self.asked += 1
-            self._over.wait(self._every)
+        self._look()
+        while not self._over.wait(self._every):
+            self._look()
+        self._look()
+
+    def _look(self) -> None:
+        value = self._fact()
+        if not self.seen or self.seen[-1] != value:
+            self.seen.append(value)
+        self.asked += 1
 
 
 @contextmanager
