@@ -12,7 +12,6 @@ Read in this order:
 - ``resolver``      notifications in their order, each with its payload
 - ``subscription``  one subscriber's bounded queue
 - ``subscriber``    channels, filters, and word of what was missed
-- ``mirror``        a map that is the same on every frontend
 - ``service``       the bus of one frontend: started, stopped, swept
 
 ::

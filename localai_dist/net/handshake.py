@@ -1,20 +1,19 @@
 """
-Opening frames: a 2-byte big-endian length and at most 1024 bytes of payload, never read past.
+Opening frames written to a stream and read from it, never past their end.
 
-Source: wire contract §4 (docs/wire/preamble.md has the payloads).
+Source: docs/wire/preamble.md (``wire.preamble`` has the bytes).
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IReactorTime
 
 from localai_dist.net.errors import HandshakeLate, StreamEnded
 from localai_dist.net.stream import MuxStream
-
-MAX_PAYLOAD: Final = 1024
+from localai_dist.wire.preamble import LENGTH_BYTES, MalformedPreamble, encode_frame, frame_length
 
 
 def write_frame(stream: MuxStream, payload: bytes) -> None:
@@ -22,11 +21,9 @@ def write_frame(stream: MuxStream, payload: bytes) -> None:
     Send one opening frame, in one write.
 
     Raises:
-        ValueError: ``payload`` is longer than 1024 bytes.
+        MalformedPreamble: ``payload`` is too long for one.
     """
-    if len(payload) > MAX_PAYLOAD:
-        raise ValueError(f"an opening frame holds {MAX_PAYLOAD} bytes, not {len(payload)}")
-    stream.write(len(payload).to_bytes(2, "big") + payload)
+    stream.write(encode_frame(payload))
 
 
 async def read_frame(stream: MuxStream, *, clock: IReactorTime, timeout: float) -> bytes:
@@ -40,17 +37,17 @@ async def read_frame(stream: MuxStream, *, clock: IReactorTime, timeout: float) 
 
     Raises:
         HandshakeLate: it was not; the stream is aborted.
-        StreamEnded: the stream ended, or the frame claims more than 1024 bytes (the stream is aborted).
+        StreamEnded: the stream ended, or the frame claims to be longer than one may be (the stream is aborted).
         ConnectionLost: the stream or its session was lost.
     """
     call = clock.callLater(timeout, lambda: waiting[0].cancel())
     waiting: list[Deferred[Any]] = []
     try:
-        size = int.from_bytes(await _next(stream, 2, waiting), "big")
-        if size > MAX_PAYLOAD:
-            stream.abortConnection()
-            raise StreamEnded(f"an opening frame of {size} bytes, at most {MAX_PAYLOAD} are allowed")
+        size = frame_length(await _next(stream, LENGTH_BYTES, waiting))
         return await _next(stream, size, waiting)
+    except MalformedPreamble as error:
+        stream.abortConnection()
+        raise StreamEnded(str(error)) from error
     except CancelledError:
         stream.abortConnection()
         if not call.active():

@@ -19,10 +19,11 @@ from localai_dist.errors import LocalAIDistError
 from localai_dist.testing.child import Child, child_environment, end_all, twistd
 from localai_dist.testing.database import Database, open_database
 from localai_dist.testing.members import Frontend, Worker
-from localai_dist.testing.ports import Ports, is_free
+from localai_dist.testing.ports import Ports
 from localai_dist.testing.state import Secrets, State, choose_models, wipe, write_private
 from localai_dist.testing.waiting import NeverCame, until
 from localai_dist.testing.web import ask
+from localai_dist.worker.ports import bind_probe
 
 T = TypeVar("T")
 
@@ -131,7 +132,7 @@ class Cluster:
             return [self._ports.one() for _ in range(self.plan.frontends)]
         wanted = [self.plan.http_port + index for index in range(self.plan.frontends)]
         for port in wanted:
-            if not is_free(port):
+            if not bind_probe(port):
                 raise ClusterFailed(
                     f"port {port} is taken: free it, or choose others with --http-port (0: any free ones)"
                 )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import random
-import socket
 
 from localai_dist.errors import LocalAIDistError
+from localai_dist.worker.ports import bind_probe
 
 _SERVERS = range(10_240, 19_999)
 _BACKENDS = range(20_064, 32_000, 64)
@@ -14,18 +14,6 @@ _TRIES = 200
 
 class NoFreePort(LocalAIDistError):
     """Every port tried was taken."""
-
-
-def is_free(port: int, host: str = "127.0.0.1") -> bool:
-    """Whether ``port`` can be listened on now."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-            probe.listen(1)
-        except OSError:
-            return False
-    return True
 
 
 class Ports:
@@ -56,7 +44,7 @@ class Ports:
     def _pick(self, choices: range, free: int) -> int:
         for _ in range(_TRIES):
             first = self._chance.choice(choices)
-            if first not in self._given and all(is_free(first + step) for step in range(free)):
+            if first not in self._given and all(bind_probe(first + step) for step in range(free)):
                 self._given.add(first)
                 return first
         raise NoFreePort(f"no free port from {choices.start} to {choices.stop} in {_TRIES} tries")

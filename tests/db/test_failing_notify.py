@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
 
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 import localai_dist
-from localai_dist.bus.mirror import Mirror
 from localai_dist.ids import InstanceId, ModelName
 from localai_dist.registry.identity import TokenCheck
 from localai_dist.registry.instances import Instances
@@ -26,11 +24,9 @@ BREAK = """
 create schema broken;
 create function broken.pg_notify(text, text) returns void language plpgsql as $$
 begin raise exception 'too many notifications in the NOTIFY queue' using errcode = '54000'; end $$;
-create table kept (key text primary key, value int);
 do $$ begin execute format('alter database %I set search_path = broken, pg_catalog, public', current_database()); end $$
 """
 """New connections find this function where PostgreSQL's own was."""
-HEAL = "drop function broken.pg_notify(text, text)"
 
 
 class FailingNotifyTests(DatabaseTestCase):
@@ -52,27 +48,6 @@ class FailingNotifyTests(DatabaseTestCase):
         self.addCleanup(lambda: Deferred.fromCoroutine(frontend.stop()))
         await frontend.start()
         return frontend
-
-    def mirror(self, at: Frontend, origin: str) -> Mirror[int]:
-        """A map over the table ``kept``."""
-
-        async def hydrate() -> Mapping[str, int]:
-            return {row["key"]: row["value"] for row in await self.pool_.fetch("select key, value from kept")}
-
-        async def store(key: str, value: int | None) -> None:
-            await self.pool_.execute("insert into kept values (%(k)s, %(v)s)", {"k": key, "v": value})
-
-        mirror = Mirror(
-            "kept",
-            int,
-            publisher=at.bus.publisher,
-            subscriber=at.bus.subscriber,
-            origin=origin,
-            hydrate=hydrate,
-            store=store,
-        )
-        self.addCleanup(mirror.stop)
-        return mirror
 
     async def test_no_state_change_is_lost(self) -> None:
         """
@@ -103,24 +78,6 @@ class FailingNotifyTests(DatabaseTestCase):
         replicas = await Replicas(self.pool_).loaded(ModelName("tiny"))
         self.assertEqual([replica.address for replica in replicas], [loaded.address])
         self.assertEqual((one.bus.publisher.published.inline, two.bus.publisher.published.inline), (0, 0))
-
-    async def test_a_replicated_map_keeps_what_was_written(self) -> None:
-        """
-        Written to the table and to the map here although it could not be told, and the writer hears that; the other
-        frontend has it after its next reading, and the next write is told again (BR-029).
-        """
-        one, two = await self.begin()
-        here, there = self.mirror(one, "one"), self.mirror(two, "two")
-        await here.start()
-        await there.start()
-        await self.assert_raises(StatementFailed, here.put("a", 1))
-        self.assertEqual((here.get("a"), there.get("a")), (1, None))
-        self.assertEqual(await self.pool_.fetch("select key, value from kept"), [{"key": "a", "value": 1}])
-        two.bus.subscriber.missed()
-        await until(lambda: there.get("a") == 1, "the table is read again")
-        await self.pool_.execute(HEAL)
-        await here.put("b", 2)
-        await until(lambda: there.get("b") == 2, "the next write is heard")
 
     async def test_a_long_message_leaves_no_row(self) -> None:
         """A spilled payload and its notification are one statement: without the one there is not the other (BR-029)."""

@@ -13,9 +13,9 @@ from localai_dist.registry.scheduling import Scheduling
 from localai_dist.relay.control import VerbClient
 from localai_dist.serving.watch import CatalogWatch
 from tests.httpapi import doubles
-from tests.serving.signatures import differences
+from tests.support.signatures import Triple, misfits
 
-PAIRS = [
+TRIPLES: list[Triple] = [
     (seams.CatalogLike, CatalogWatch, doubles.FakeCatalog),
     (seams.NodesLike, Nodes, doubles.FakeNodes),
     (seams.ReplicaTable, Replicas, doubles.FakeReplicaTable),
@@ -31,6 +31,4 @@ class ContractTests(SynchronousTestCase):
         """
         What the tests put in place of the registry, the loads and the workers has the real ones' signatures.
         """
-        for wanted, real, double in PAIRS:
-            self.assertEqual(differences(wanted, real), [])
-            self.assertEqual(differences(wanted, double), [])
+        self.assertEqual(misfits(TRIPLES), [])

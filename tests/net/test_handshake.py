@@ -16,6 +16,7 @@ from localai_dist.net.errors import HandshakeLate, StreamEnded
 from localai_dist.net.handshake import read_frame, send_frame_and_read_reply, write_frame
 from localai_dist.net.stream import MuxStream
 from localai_dist.testing.memory import Recorder, SessionPair
+from localai_dist.wire.preamble import MalformedPreamble
 
 
 def run(coroutine: Coroutine[Any, Any, bytes]) -> Deferred[bytes]:
@@ -50,11 +51,12 @@ class HandshakeTests(SynchronousTestCase):
             hearing = run(read_frame(self.far, clock=self.pair.clock, timeout=15))
             self.pair.settle()
             self.assertEqual(self.successResultOf(hearing), payload)
-        self.assertRaises(ValueError, write_frame, self.near, b"x" * 1025)
+        self.assertRaises(MalformedPreamble, write_frame, self.near, b"x" * 1025)
         self.near.write(b"\x04\x01" + b"x" * 1025)
         hearing = run(read_frame(self.far, clock=self.pair.clock, timeout=15))
         self.pair.settle()
-        self.failureResultOf(hearing, StreamEnded)
+        self.assertIn("1025 bytes", str(self.failureResultOf(hearing, StreamEnded).value))
+        self.assertEqual(self.pair.server.stream_count, 0)
 
     def test_late(self) -> None:
         """A frame that is not whole in time aborts the stream."""

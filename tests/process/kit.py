@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -12,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import psycopg2
 
@@ -20,6 +23,7 @@ from localai_dist.settings.option import options_of
 from localai_dist.settings.worker import WorkerSettings
 from localai_dist.testing.child import checkout, child_environment
 from localai_dist.testing.cluster import Cluster, Plan
+from localai_dist.testing.members import Frontend
 
 CLUSTERS: list[Cluster] = []
 """Those that run now: a failing test shows what their children said last."""
@@ -134,3 +138,17 @@ def end(process: subprocess.Popen[str]) -> None:
     if process.poll() is None:
         os.kill(process.pid, signal.SIGKILL)
     process.communicate()
+
+
+@contextmanager
+def open_chat(cluster: Cluster, frontend: Frontend, model: str) -> Iterator[socket.socket]:
+    """A plain socket on which a streamed chat was asked for."""
+    url = urlsplit(frontend.url)
+    body = json.dumps({"model": model, "stream": True, "messages": [{"role": "user", "content": "go"}]}).encode()
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nHost: {url.netloc}\r\nContent-Type: application/json\r\n"
+        f"Authorization: Bearer {cluster.secrets.api_key}\r\nContent-Length: {len(body)}\r\n\r\n"
+    ).encode()
+    with socket.create_connection((url.hostname or "", url.port or 0), timeout=60) as connection:
+        connection.sendall(head + body)
+        yield connection

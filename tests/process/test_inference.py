@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import openai
 import pytest
@@ -19,7 +17,7 @@ from localai_dist.testing.cluster import Cluster
 from localai_dist.testing.members import Frontend
 from localai_dist.testing.waiting import until
 from localai_dist.testing.web import ask
-from tests.process.kit import open_folder, quick_plan, rows, running
+from tests.process.kit import open_chat, open_folder, quick_plan, rows, running
 from tests.process.scripted import add_model, admin, chat, client, galleries, owners, pin, reported
 
 ANSWERS = {
@@ -153,23 +151,9 @@ def _one_of_200(cluster: Cluster, number: int) -> str:
 @contextmanager
 def stalled(cluster: Cluster, frontend: Frontend, model: str) -> Iterator[None]:
     """A client that asked for a long stream, saw it begin, and reads nothing more."""
-    with open_stream(cluster, frontend, model) as connection:
+    with open_chat(cluster, frontend, model) as connection:
         assert connection.recv(100).startswith(b"HTTP/1.1 200")
         yield
-
-
-@contextmanager
-def open_stream(cluster: Cluster, frontend: Frontend, model: str) -> Iterator[socket.socket]:
-    """A plain socket on which a streamed chat was asked for."""
-    url = urlsplit(frontend.url)
-    body = json.dumps({"model": model, "stream": True, "messages": [{"role": "user", "content": "go"}]}).encode()
-    head = (
-        f"POST /v1/chat/completions HTTP/1.1\r\nHost: {url.netloc}\r\nContent-Type: application/json\r\n"
-        f"Authorization: Bearer {cluster.secrets.api_key}\r\nContent-Length: {len(body)}\r\n\r\n"
-    ).encode()
-    with socket.create_connection((url.hostname or "", url.port or 0), timeout=60) as connection:
-        connection.sendall(head + body)
-        yield connection
 
 
 def test_chunks_are_openais(fleet: Cluster) -> None:

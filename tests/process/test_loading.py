@@ -24,7 +24,7 @@ from localai_dist.testing.members import Frontend
 from localai_dist.testing.waiting import until
 from localai_dist.testing.web import Reply, ask
 from localai_dist.units import MiB
-from tests.process.kit import open_folder, quick_plan, rows, running
+from tests.process.kit import open_chat, open_folder, quick_plan, rows, running
 from tests.process.scripted import add_model, admin, chat, client, galleries, pin, reported, serves
 
 SLOW_START = 4
@@ -280,20 +280,6 @@ def official(cluster: Cluster, model: str) -> str:
         return "".join(chunk.choices[0].delta.content or "" for chunk in stream)
     except openai.APIError as error:
         return str(error)
-
-
-@contextmanager
-def open_chat(cluster: Cluster, frontend: Frontend, model: str) -> Iterator[socket.socket]:
-    """A plain socket on which a streamed chat was asked for."""
-    url = urlsplit(frontend.url)
-    body = json.dumps({"model": model, "stream": True, "messages": [{"role": "user", "content": "go"}]}).encode()
-    head = (
-        f"POST /v1/chat/completions HTTP/1.1\r\nHost: {url.netloc}\r\nContent-Type: application/json\r\n"
-        f"Authorization: Bearer {cluster.secrets.api_key}\r\nContent-Length: {len(body)}\r\n\r\n"
-    ).encode()
-    with socket.create_connection((url.hostname or "", url.port or 0), timeout=60) as connection:
-        connection.sendall(head + body)
-        yield connection
 
 
 def read_until(connection: socket.socket, end: bytes) -> bytes:

@@ -17,9 +17,10 @@ import pytest
 
 from localai_dist.testing.child import checkout, child_environment
 from localai_dist.testing.cluster import Cluster
-from localai_dist.testing.ports import Ports, is_free
+from localai_dist.testing.ports import Ports
 from localai_dist.testing.postgres import PostgresServer
 from localai_dist.testing.state import State
+from localai_dist.worker.ports import bind_probe
 from tests.process import kit
 from tests.process.console import COMMAND_BOUND, Machine
 from tests.process.test_make_demo import borrow_venv
@@ -155,7 +156,7 @@ def free_pair(ports: Ports) -> int:
     """The first of two free ports."""
     while True:
         port = ports.one()
-        if is_free(port + 1):
+        if bind_probe(port + 1):
             return port
 
 

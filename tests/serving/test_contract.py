@@ -13,9 +13,9 @@ from localai_dist.registry.replicas import Replicas
 from localai_dist.serving import seams
 from localai_dist.serving.connector import BackendConnector
 from tests.serving import doubles
-from tests.serving.signatures import differences
+from tests.support.signatures import Triple, differences, misfits
 
-PAIRS = [
+TRIPLES: list[Triple] = [
     (seams.ReplicasLike, Replicas, doubles.FakeReplicas),
     (seams.OwnershipLike, Ownership, doubles.FakeOwnership),
     (seams.LoadsLike, Loads, doubles.FakeLoads),
@@ -30,9 +30,7 @@ class ContractTests(SynchronousTestCase):
         """
         What the tests put in place of the registry, the loads and the backends has the real ones' signatures.
         """
-        for wanted, real, double in PAIRS:
-            self.assertEqual(differences(wanted, real), [])
-            self.assertEqual(differences(wanted, double), [])
+        self.assertEqual(misfits(TRIPLES), [])
 
     def test_replica_has_what_is_read(self) -> None:
         """

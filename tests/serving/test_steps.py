@@ -33,20 +33,9 @@ from localai_dist.serving.steps import (
     Wait,
     next_step,
 )
+from tests.support.outcomes import TABLE
 
-OUTCOMES: list[Outcome] = [
-    *(Answered(answer, "said so") for answer in Answer),
-    Refused("unknown-tag", ""),
-    NotServed("garbage"),
-    VerbNotServed("x"),
-    NoRoute("n", departed=False),
-    NoRoute("n", departed=True),
-    Reconnecting("n"),
-    PeerUnreachable("p", ""),
-    RegistryUnknown(""),
-    DeadlineExceeded(),
-    Cancelled(),
-]
+OUTCOMES = [says.outcome for says in TABLE]
 
 
 class StepTests(SynchronousTestCase):

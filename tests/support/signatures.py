@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias
+
+Triple: TypeAlias = tuple[type, type, type]
+"""A protocol, the real thing and its double."""
+
+
+def misfits(triples: Iterable[Triple]) -> list[str]:
+    """What the real things and the doubles lack of their protocols."""
+    return [found for wanted, real, double in triples for one in (real, double) for found in differences(wanted, one)]
 
 
 def public_methods(kind: type) -> dict[str, Callable[..., Any]]:
