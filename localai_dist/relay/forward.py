@@ -48,7 +48,7 @@ class GrpcTarget:
 
 @dataclass(frozen=True, slots=True)
 class HttpTarget:
-    """The node's own loopback HTTP server."""
+    """The node's own HTTP server."""
 
 
 TunnelTarget: TypeAlias = GrpcTarget | HttpTarget

@@ -1,5 +1,5 @@
 """
-HTTP to a worker's own loopback server, over a stream: Twisted's ``Agent`` on a tunnel endpoint.
+HTTP to a worker's own server, over a stream: Twisted's ``Agent`` on a tunnel endpoint.
 
 Each request has a stream of its own: opening one is cheap, and a kept one could be dead without anybody noticing.
 

@@ -20,8 +20,8 @@ Read in this order:
 - ``sweeper``        unfinished and left-over files go
 - ``files``          the file protocol as HTTP resources
 - ``verbs``          the control verbs and their HTTP resources
-- ``server``         the loopback HTTP server: probes, verbs, files, logs
-- ``router``         a stream of the tunnel -> a backend or the HTTP server
+- ``server``         the HTTP server: verbs, files, logs; probes on loopback
+- ``router``         a stream of the tunnel -> a backend's port, or the HTTP server in this process
 - ``readings``       memory and disk, as the registration and the heartbeat tell them
 - ``identity``       the node's id and token on disk
 - ``frontends``      HTTP calls to whichever frontend answers

@@ -1,7 +1,8 @@
 """
-A stream of the tunnel: its opening frame is read and answered, then it is joined to a backend or to our HTTP server.
+A stream of the tunnel: its opening frame is read and answered, then it is joined to a backend or given to our HTTP
+server.
 
-Only loopback is ever dialled; of a ``grpc`` target only the port counts, and it must be one of our backends'.
+Only backends are dialled, on loopback: of a ``grpc`` target only the port counts, and it must be one of ours.
 
 Source: wire contract §4a.
 """
@@ -15,7 +16,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import TCP4ClientEndpoint
 from twisted.internet.error import ConnectError, ConnectionRefusedError
 from twisted.internet.error import TimeoutError as ConnectTimeout
-from twisted.internet.interfaces import IProtocol, IStreamClientEndpoint
+from twisted.internet.interfaces import IProtocol
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
@@ -56,10 +57,9 @@ class StreamRouter:
 
     Args:
         reactor: dials, and is the clock.
-        http_port: where our own HTTP server listens, asked each time.
         is_backend: whether a port is one of our backends' right now.
         in_range: whether a port is in the backends' range at all.
-        http: makes the server's end of a connection to our own HTTP server; without it ``http_port`` is dialled.
+        http: makes the server's end of a connection to our own HTTP server.
     """
 
     _log = Logger()
@@ -68,13 +68,11 @@ class StreamRouter:
         self,
         *,
         reactor: Any,
-        http_port: Callable[[], int],
         is_backend: Callable[[int], bool],
         in_range: Callable[[int], bool],
-        http: Callable[[], IProtocol] | None = None,
+        http: Callable[[], IProtocol],
     ) -> None:
         self._reactor = reactor
-        self._http_port = http_port
         self._is_backend = is_backend
         self._in_range = in_range
         self._http = http
@@ -87,12 +85,10 @@ class StreamRouter:
     async def _serve(self, stream: MuxStream) -> None:
         try:
             request = await self._request(stream)
-            if request.tag == HTTP and self._http is not None:
-                self._hand_over(stream, request, self._http())
+            if request.tag == HTTP:
+                self._hand_over(stream, request)
                 return
-            endpoint = TCP4ClientEndpoint(self._reactor, LOOPBACK, self._port(request), timeout=DIAL_TIMEOUT)
-            _classify(stream, request)
-            await self._join(stream, endpoint)
+            await self._join(stream, self._port(request))
         except Refusal as refused:
             self._log.debug("a stream was refused: {code} {text}", code=refused.code.value, text=str(refused))
             write_frame(stream, tunnel_err(refused.code, str(refused)))
@@ -101,11 +97,12 @@ class StreamRouter:
             self._log.debug("a stream ended before it was joined: {error}", error=error)
             stream.abortConnection()
 
-    def _hand_over(self, stream: MuxStream, request: TunnelRequest, server: IProtocol) -> None:
+    def _hand_over(self, stream: MuxStream, request: TunnelRequest) -> None:
         # No loopback connection in between: it would cost a send and a receive for every byte of a staged model.
-        _classify(stream, request)
+        if request.traffic is not None:
+            stream.traffic = TrafficClass.from_letter(request.traffic)
         write_frame(stream, tunnel_ok())
-        stream.start(server)
+        stream.start(self._http())
 
     async def _request(self, stream: MuxStream) -> TunnelRequest:
         try:
@@ -119,8 +116,6 @@ class StreamRouter:
             raise Refusal(TunnelCode.BAD_REQUEST, str(error)) from error
 
     def _port(self, request: TunnelRequest) -> int:
-        if request.tag == HTTP:
-            return self._http_port()
         if request.tag != GRPC:
             raise Refusal(TunnelCode.UNKNOWN_TAG, f"this worker knows {GRPC} and {HTTP}, not {request.tag[:48]}")
         _host, _colon, text = request.target.rpartition(":")
@@ -131,7 +126,8 @@ class StreamRouter:
             raise Refusal(TunnelCode.UNAVAILABLE, f"no backend of this worker is on port {port}")
         return port
 
-    async def _join(self, stream: MuxStream, endpoint: IStreamClientEndpoint) -> None:
+    async def _join(self, stream: MuxStream, port: int) -> None:
+        endpoint = TCP4ClientEndpoint(self._reactor, LOOPBACK, port, timeout=DIAL_TIMEOUT)
         joined = False
 
         def connected() -> None:
@@ -150,11 +146,6 @@ class StreamRouter:
         """Whatever went wrong in one stream: it is logged, and only this stream ends."""
         self._log.failure("serving a stream failed", failure)
         stream.abortConnection()
-
-
-def _classify(stream: MuxStream, request: TunnelRequest) -> None:
-    if request.traffic is not None:
-        stream.traffic = TrafficClass.from_letter(request.traffic)
 
 
 def _code_of(error: Exception) -> TunnelCode:

@@ -136,7 +136,6 @@ class WorkerServer(Service):
         self._http = LoopbackServer(root, reactor=reactor, port=http_port)
         self._router = StreamRouter(
             reactor=reactor,
-            http_port=lambda: self._http.port,
             is_backend=lambda port: supervisor is not None and supervisor.serves(port),
             in_range=lambda port: supervisor is not None and port in ports,
             http=self._http.connection,

@@ -24,7 +24,7 @@ from localai_dist.wire.preamble import (
 )
 from localai_dist.worker.router import StreamRouter
 
-HTTP_PORT, BACKEND = 5001, 20001
+BACKEND = 20001
 
 
 class RouterTests(SynchronousTestCase):
@@ -32,12 +32,18 @@ class RouterTests(SynchronousTestCase):
         self.reactor: Any = MemoryReactorClock()
         self.sessions = SessionPair(clock=self.reactor)
         self.addCleanup(self.close)
+        self.served: list[Recorder] = []
         self.router = StreamRouter(
             reactor=self.reactor,
-            http_port=lambda: HTTP_PORT,
             is_backend=lambda port: port == BACKEND,
             in_range=lambda port: 20000 <= port <= 20099,
+            http=self.server,
         )
+
+    def server(self) -> Recorder:
+        """The server's end of one more connection to the worker's own HTTP server."""
+        self.served.append(Recorder())
+        return self.served[-1]
 
     def close(self) -> None:
         self.sessions.close()
@@ -106,17 +112,20 @@ class RouterTests(SynchronousTestCase):
         self.assertTrue(backend.disconnected)
 
     def test_own_server(self) -> None:
-        """An HTTP stream is joined to the worker's own server; a traffic class is taken over."""
-        _near, far, heard = self.ask("http", "b")
-        self.assertEqual(self.dialled(), ("127.0.0.1", HTTP_PORT))
+        """
+        An HTTP stream is given to the worker's own server, without a connection in between; a traffic class is taken
+        over.
+        """
+        near, far, heard = self.ask("http", "b")
         self.assertIs(far.traffic, TrafficClass.BULK)
-        self.accept().end_of_data()
-        self.sessions.settle()
         self.assertIsInstance(self.reply(heard), TunnelOk)
-        _near, far, _heard = self.ask("http", "anything else")
-        self.accept().end_of_data()
+        near.write(b"GET /")
+        far.write(b"HTTP/1.1 200")
         self.sessions.settle()
+        self.assertEqual((bytes(self.served[0].data), bytes(heard.data[4:])), (b"GET /", b"HTTP/1.1 200"))
+        _near, far, _heard = self.ask("http", "anything else")
         self.assertIsNot(far.traffic, TrafficClass.BULK)
+        self.assertEqual((len(self.served), self.reactor.tcpClients), (2, []))
 
     def test_unknown_tag(self) -> None:
         """A tag of a newer frontend is refused as such, and the stream closed."""
@@ -170,7 +179,7 @@ class RouterTests(SynchronousTestCase):
 
     def test_broken_stream_touches_no_other(self) -> None:
         """An unexpected error in one stream is logged and ends that stream, not the session."""
-        self.patch(self.router, "_http_port", lambda: 1 // 0)
+        self.patch(self.router, "_http", lambda: 1 // 0)
         _near, _far, heard = self.ask("http")
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
         self.assertIsNotNone(heard.lost)
