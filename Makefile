@@ -61,6 +61,7 @@ bench-tunnel: $(VENV)/.test
 
 docs: $(VENV)/.test
 	@$(BIN)/python -m localai_dist.settings.reference > docs/reference/options.md
+	@$(BIN)/python -m tests.machines
 
 proto: $(VENV)/.test
 	@$(BIN)/python -m localai_dist.rpc.generate
