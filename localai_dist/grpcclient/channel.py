@@ -167,6 +167,10 @@ class BackendChannel:
         """The embedding of ``options.Embeddings`` (text) or ``options.EmbeddingTokens``."""
         return await self.unary("Embedding", options, pb.EmbeddingResult, timeout=timeout)
 
+    async def transcribe(self, request: pb.TranscriptRequest, timeout: float | None = None) -> pb.TranscriptResult:
+        """What is said in the recording at ``request.dst``, a path on the backend's own machine."""
+        return await self.unary("AudioTranscription", request, pb.TranscriptResult, timeout=timeout)
+
     async def tokenize(self, options: pb.PredictOptions, timeout: float | None = None) -> pb.TokenizationResponse:
         """The tokens of ``options.Prompt``."""
         return await self.unary("TokenizeString", options, pb.TokenizationResponse, timeout=timeout)

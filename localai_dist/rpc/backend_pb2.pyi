@@ -518,16 +518,32 @@ class TranscriptRequest(_message.Message):
     def __init__(self, dst: _Optional[str] = ..., language: _Optional[str] = ..., threads: _Optional[int] = ..., translate: _Optional[bool] = ..., diarize: _Optional[bool] = ..., prompt: _Optional[str] = ..., temperature: _Optional[float] = ..., timestamp_granularities: _Optional[_Iterable[str]] = ..., stream: _Optional[bool] = ..., ModelIdentity: _Optional[str] = ...) -> None: ...
 
 class TranscriptResult(_message.Message):
-    __slots__ = ("text", "language", "duration", "eou")
+    __slots__ = ("segments", "text", "language", "duration", "eou")
+    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     LANGUAGE_FIELD_NUMBER: _ClassVar[int]
     DURATION_FIELD_NUMBER: _ClassVar[int]
     EOU_FIELD_NUMBER: _ClassVar[int]
+    segments: _containers.RepeatedCompositeFieldContainer[TranscriptSegment]
     text: str
     language: str
     duration: float
     eou: bool
-    def __init__(self, text: _Optional[str] = ..., language: _Optional[str] = ..., duration: _Optional[float] = ..., eou: _Optional[bool] = ...) -> None: ...
+    def __init__(self, segments: _Optional[_Iterable[_Union[TranscriptSegment, _Mapping]]] = ..., text: _Optional[str] = ..., language: _Optional[str] = ..., duration: _Optional[float] = ..., eou: _Optional[bool] = ...) -> None: ...
+
+class TranscriptSegment(_message.Message):
+    __slots__ = ("id", "start", "end", "text", "tokens")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    start: int
+    end: int
+    text: str
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, id: _Optional[int] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., text: _Optional[str] = ..., tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TTSRequest(_message.Message):
     __slots__ = ("text", "model", "dst", "voice", "language", "instructions", "params", "ModelIdentity")

@@ -196,8 +196,7 @@ class Upload:
 
     async def run(self) -> StagedFile:
         """Until the file is there; see ``Stager.stage`` for what it raises."""
-        self._progress.phase = "hashing"
-        self._sha256 = await self._stager.digests.of(self._file.path, lambda _: self._hold.observe())
+        await self._hash()
         attempt = 0
         while True:
             self._hold.check()
@@ -209,6 +208,20 @@ class Upload:
                 self._raise_unless_passing(error)
             attempt = 1 if self._sent > before else attempt + 1
             await self._pause(attempt)
+
+    async def once(self) -> StagedFile:
+        """
+        One attempt, for who decides about the next one itself; a later one goes on from what is there.
+
+        Raises:
+            StagingError: as ``Stager.stage``; and whatever broke the way (``transient.WAY_FAILURES``).
+        """
+        await self._hash()
+        return StagedFile(self._file, await self._once(), self._sent)
+
+    async def _hash(self) -> None:
+        self._progress.phase = "hashing"
+        self._sha256 = await self._stager.digests.of(self._file.path, lambda _: self._hold.observe())
 
     async def _once(self) -> str:
         """The remote path, after as many pieces as it takes."""
