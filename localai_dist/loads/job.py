@@ -44,6 +44,7 @@ from localai_dist.staging.hold_timer import HoldTimer
 from localai_dist.staging.progress import Progress
 from localai_dist.staging.source import Sources
 from localai_dist.store.errors import StatementFailed, StoreUnavailable
+from localai_dist.units import format_size
 
 RETRY = Backoff(first=1.0, cap=5.0)
 """Between attempts at a node whose way broke."""
@@ -130,7 +131,7 @@ class LoadJob:
             done = self.progress.summary(self._clock.seconds() - self._begun)
             await self._fail(LoadFailed(f"{self._model.name}: {error} ({self._state.value}: {done})"))
         except NoSpace as error:
-            await self._fail(LoadFailed(str(error)), cramped=True)
+            await self._fail(self._full(error), cramped=True)
         except (LoadFailed, NoPlace, Unreached) as error:
             await self._fail(error)
         except LocalAIDistError as error:
@@ -267,6 +268,15 @@ class LoadJob:
         if place is not None and cramped:
             await remove_files(self._tools, self._model.name, place.node)
         raise error
+
+    def _full(self, error: NoSpace) -> LoadFailed:
+        """What the node would have needed, and what it had: it was chosen with enough room, so something else came."""
+        node = "the node" if self._place is None else f"node {self._place.node_name}"
+        need, came = format_size(self.progress.total_bytes), format_size(self.progress.bytes_sent)
+        return LoadFailed(
+            f"the disk of {node} is full: {self._model.name} needs {need}, and 0 B were free after {came} of it "
+            f"had been sent; what came was removed ({error})"
+        )
 
     async def _stop_started(self) -> None:
         """

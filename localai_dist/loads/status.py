@@ -76,6 +76,8 @@ class LoadStatus:
             shown["eta_seconds"] = round(self.eta_seconds, 1)
         if self.eta_range is not None:
             shown["eta_range"] = [round(seconds, 1) for seconds in self.eta_range]
+        if self.error:
+            shown["error"] = self.error
         return shown
 
     def sentence(self) -> str:

@@ -17,7 +17,7 @@ from localai_dist.objects.bucket import object_key, part_size
 from localai_dist.objects.errors import StoreAway, StoreRefused
 from localai_dist.objects.store import ObjectStore
 from localai_dist.reach import Unreached, VerbNotServed
-from localai_dist.staging.errors import UploadRefused
+from localai_dist.staging.errors import NoSpace, StagingError, UploadRefused
 from localai_dist.staging.piece import PieceBody
 from localai_dist.staging.plan import SourceFile
 from localai_dist.staging.progress import Progress
@@ -92,10 +92,15 @@ class _ByStore(Upload):
                 self._note(reply.error)
                 await self._give()
             elif reply.error:
-                raise Later(reply.error) if reply.passing else UploadRefused(f"{self._where_to()}: {reply.error}")
+                raise self._failure(reply)
             else:
                 self._fetching(reply, seen)
                 seen = (reply.received, reply.verified)
+
+    def _failure(self, reply: EnsureReply) -> StagingError:
+        if reply.passing:
+            return Later(reply.error)
+        return (NoSpace if reply.full else UploadRefused)(f"{self._where_to()}: {reply.error}")
 
     def _fetching(self, reply: EnsureReply, seen: tuple[int, int]) -> None:
         """The node's fetch goes on, or began anew and has fewer bytes than before, which is no progress."""

@@ -56,6 +56,7 @@ class EnsureReply(msgspec.Struct, frozen=True, omit_defaults=True):
         passing: the error may be gone at the next try.
         absent: the store has no such object.
         damaged: the object is not what it is called.
+        full: the worker's disk is full.
     """
 
     local_path: str = ""
@@ -65,6 +66,7 @@ class EnsureReply(msgspec.Struct, frozen=True, omit_defaults=True):
     passing: bool = False
     absent: bool = False
     damaged: bool = False
+    full: bool = False
 
 
 class TempReply(msgspec.Struct, frozen=True, omit_defaults=True):

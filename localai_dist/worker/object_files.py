@@ -10,6 +10,7 @@ Source: LOAD-20; wire contract §6.
 
 from __future__ import annotations
 
+import errno
 import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -155,7 +156,7 @@ class ObjectFiles:
         except (StoreAway, TooLate, Unasked) as error:
             fetch.end(error=str(error), passing=True)
         except (LocalAIDistError, OSError) as error:
-            fetch.end(error=str(error))
+            fetch.end(error=str(error), full=isinstance(error, OSError) and error.errno == errno.ENOSPC)
         if fetch.reply.error:
             self._log.info("fetching {file}: {error}", file=fetch.path.name, error=fetch.reply.error)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Coroutine
 from typing import Any
 
@@ -94,12 +95,16 @@ def respond(request: StreamingRequest, work: Coroutine[Any, Any, bytes], *, canc
                 why=_words(failure),
             )
             return
-        _log.failure("answering {method} {path} failed", failure, method=request.method, path=request.path)
+        full = isinstance(failure.value, OSError) and failure.value.errno == errno.ENOSPC
+        if full:  # nothing of ours is at fault
+            _log.error("{path} was not taken: {why}", path=request.path.decode("latin-1"), why=_words(failure))
+        else:
+            _log.failure("answering {method} {path} failed", failure, method=request.method, path=request.path)
         if request.startedWriting and not request.gone:
             request.loseConnection()
         if request.gone or request.startedWriting:
             return
-        status = 507 if isinstance(failure.value, OSError) and failure.value.errno == 28 else 500
+        status = 507 if full else 500
         done(json_error(request, status, "worker_error", _words(failure), "server_error"))
 
     working.addCallbacks(done, failed)

@@ -245,7 +245,8 @@ class Uploads:
             blocks = Blocks(first, body, limit, self._clock, wanted)
             while block := await blocks.next():
                 if writing is not None:
-                    await writing
+                    before, writing = writing, None  # its failure is told once
+                    await before
                 writing = Deferred.fromCoroutine(entry.append(descriptor, block))
                 received += len(block)
         finally:

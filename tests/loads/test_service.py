@@ -79,7 +79,11 @@ class ColdLoadTests(LoadsCase):
         """
         self.workers.errors["stage"] = [NoSpace("staging tiny.gguf: the worker answered 507: no space left on device")]
         text = str(self.failureResultOf(self.ensure(self.one), LoadFailed).value)
-        self.assertIn("no space left on device", text)
+        for words in (
+            "the disk of node worker-1 is full: tiny needs 1000 B, and 0 B were free",
+            "space left on device",
+        ):
+            self.assertIn(words, text)
         self.assert_steps("list", "install", "stage", "stop", "delete")
         self.assertEqual(self.workers.processes, {})
 

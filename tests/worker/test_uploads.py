@@ -233,7 +233,7 @@ class PieceTests(UploadCase):
 
     def test_disk_full(self) -> None:
         """A disk that is full is the answer; what was written stays, and the upload goes on later."""
-        whole = payload(2 * MiB)
+        whole = payload(4 * MiB)
         writes: list[int] = []
         real = sums.write_at
 
