@@ -91,13 +91,14 @@ async def register(call: Call) -> Answer:
 
 
 async def heartbeat(call: Call) -> Answer:
-    """``POST /api/node/:id/heartbeat``."""
+    """``POST /api/node/:id/heartbeat``; the answer says whether the registry knows of the node's tunnel."""
     node = await _itself(call)
     body = call.body(HeartbeatBody)
     readings = Readings(**{name: getattr(body, name) for name in body.__struct_fields__})
-    if not await call.api.nodes.heartbeat(node, readings):
+    held = await call.api.nodes.heartbeat(node, readings)
+    if held is None:
         raise _unknown(node)
-    return _message("heartbeat received")
+    return Json({"message": "heartbeat received", "tunnel_held": held})
 
 
 async def drain(call: Call) -> Answer:

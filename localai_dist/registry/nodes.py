@@ -159,8 +159,8 @@ class Nodes:
             raise NotPending(node_id)
         return await self._known(node_id)
 
-    async def heartbeat(self, node_id: NodeId, readings: Readings) -> bool:
-        """Record a sign of life; False when no node has that id."""
+    async def heartbeat(self, node_id: NodeId, readings: Readings) -> bool | None:
+        """Record a sign of life: whether some frontend owns the node's tunnel, None when no node has that id."""
         values = {
             "id": node_id,
             "available_vram": readings.available_vram,
@@ -170,7 +170,8 @@ class Nodes:
             "available_disk": readings.available_disk,
             "gpu_vendor": readings.gpu_vendor,
         }
-        return await self._pool.fetch_one(SQL["heartbeat"], values) is not None
+        row = await self._pool.fetch_one(SQL["heartbeat"], values)
+        return None if row is None else bool(row["tunnel_held"])
 
     @acts_on("asked", "nodes.drain")
     async def drain(self, node_id: NodeId) -> Node:

@@ -103,6 +103,7 @@ def make_member(
         chance=random.random,
         on_refused=lambda refused: end_with(reactor, settings.program, str(refused)),
         on_registered=lambda: tunnel.retry_now(),
+        on_tunnel_held=lambda held: tunnel.registry_says(held),
     )
     registration.load_identity()
     tunnel = TunnelClient(

@@ -118,6 +118,7 @@ class TunnelClient(Service):
         self._told: dict[str, tuple[object, ...]] = {}
         self._state = TunnelState()
         self._last: tuple[str, int | None] = ("", None)
+        self._doubted: MuxSession | None = None
         clock: IReactorTime = reactor
         self._core = Core(clock, Rotation(urls), backoff, chance, self._dial_one, self._changed)
         self._link = make_link(self._core)
@@ -147,6 +148,21 @@ class TunnelClient(Service):
     def retry_now(self) -> None:
         """Cut a wait short: the node has just been registered, or got another token."""
         self._link.retry()
+
+    def registry_says(self, held: bool) -> None:
+        """
+        What each heartbeat learns: whether some frontend owns this node's tunnel.
+
+        An open tunnel that twice in a row nobody owns ends at a frontend that has lost the database and was taken for
+        dead. The next one is opened as after a go-away, so that nothing running is cut, and the old one goes on while
+        nobody else admits this node. Once is not enough: the first beat after a dial may be before its claim.
+
+        Source: docs/decisions/0008-frontend-without-database.md.
+        """
+        current = self._core.current
+        doubted, self._doubted = self._doubted, None if held else current
+        if self._doubted is not None and self._doubted is doubted:
+            self._core.leave(self._link, doubted, "no frontend the registry knows holds this tunnel")
 
     async def _dial_one(self, url: str) -> MuxSession:
         node, token = self._node_id(), self._token()

@@ -71,7 +71,7 @@ class Link(Protocol):
         """No frontend did."""
 
     def told_to_go(self) -> None:
-        """The frontend of the current tunnel said go-away."""
+        """The frontend of the current tunnel said go-away, or has lost the registry."""
 
     def lost(self) -> None:
         """The current tunnel ended."""
@@ -131,7 +131,7 @@ class Core:
     def adopt(self, link: Link, session: MuxSession) -> None:
         """``session`` is the tunnel now; the one before retires."""
         previous, self.current = self.current, session
-        session.on_go_away = lambda: self._told_to_go(link, session)
+        session.on_go_away = lambda: self.leave(link, session, "the frontend says go-away")
         self.on_change("connected")
         session.when_closed().addCallback(self._closed, link, session)
         if previous is not None:
@@ -194,11 +194,12 @@ class Core:
         self.waiting = None
         link.retry()
 
-    def _told_to_go(self, link: Link, session: MuxSession) -> None:
+    def leave(self, link: Link, session: MuxSession, why: str) -> None:
+        """Open the next tunnel in place of ``session``, which goes on until then; nothing if it is being left."""
         if session is not self.current or session is self.leaving:
             return
         self.leaving = session
-        self.log.info("the frontend says go-away, opening the next tunnel")
+        self.log.info("{why}, opening the next tunnel", why=why)
         self._count(session)
         # At once, also at the tenth frontend of a rolling restart; unless they send us on as soon as we come, which
         # must not become a busy loop.

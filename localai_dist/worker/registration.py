@@ -97,6 +97,7 @@ class Registration(Service):
         on_refused: told when a frontend will never take this node; the daemon should end with its text.
         on_registered: told each time a frontend took this node, or answers again after none did; the tunnel should dial
             without waiting.
+        on_tunnel_held: told with each beat whether some frontend owns this node's tunnel, as the registry knows it.
 
     Attributes:
         status: as the last registration answered: ``pending``, ``healthy`` …; empty before.
@@ -119,6 +120,7 @@ class Registration(Service):
         chance: Callable[[], float],
         on_refused: Callable[[RegistrationRefused], None],
         on_registered: Callable[[], None] = lambda: None,
+        on_tunnel_held: Callable[[bool], None] = lambda held: None,
     ) -> None:
         self._reactor = reactor
         self._frontends = frontends
@@ -131,6 +133,7 @@ class Registration(Service):
         self._chance = chance
         self._on_refused = on_refused
         self._on_registered = on_registered
+        self._on_tunnel_held = on_tunnel_held
         self._identity: Identity | None = None
         self._registered = False
         self._trouble = ""
@@ -309,6 +312,8 @@ class Registration(Service):
             # A newcomer's beats are refused until an operator hands it the name; the row still tells of the process
             # before it, and registering again makes it tell of this one.
             self._registered = False
+        elif isinstance(held := answer.fields.get("tunnel_held"), bool):  # an older frontend does not say
+            self._on_tunnel_held(held)
 
     async def _busy(self) -> bool:
         answer = await self._frontends.get(f"/api/node/{self.node_id()}/models", node_token=self.node_token())

@@ -311,4 +311,23 @@ ATTACKS: tuple[Attack, ...] = (
         reddens=("tests.tunnel.test_dialer.TunnelClientTests.test_a_retiring_tunnel_without_streams_is_closed",),
         leaves_green=("tests.tunnel.test_dialer.TunnelClientTests.test_make_before_break",),
     ),
+    Attack(
+        name="an-unowned-tunnel-is-kept",
+        file="localai_dist/tunnel/dialer.py",
+        old="        if self._doubted is not None and self._doubted is doubted:\n",
+        new="        if self._doubted is not None and False:\n",
+        reddens=(
+            "tests.tunnel.test_dialer.TunnelClientTests.test_a_tunnel_that_nobody_owns_is_replaced",
+            "tests/process/test_cut_off.py::test_its_workers_move_and_nothing_is_cut",
+        ),
+        leaves_green=("tests.tunnel.test_dialer.TunnelClientTests.test_make_before_break",),
+    ),
+    Attack(
+        name="one-beat-is-enough-to-leave",
+        file="localai_dist/tunnel/dialer.py",
+        old="        if self._doubted is not None and self._doubted is doubted:\n",
+        new="        doubted = self._doubted\n        if doubted is not None:\n",
+        reddens=("tests.tunnel.test_dialer.TunnelClientTests.test_a_tunnel_that_nobody_owns_is_replaced",),
+        leaves_green=("tests.tunnel.test_dialer.TunnelClientTests.test_make_before_break",),
+    ),
 )

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 from twisted.internet.defer import Deferred, gatherResults
 
-from localai_dist.ids import NodeId
+from localai_dist.ids import InstanceId, NodeId
 from localai_dist.reach import NoRoute, PeerUnreachable, Reconnecting
 from localai_dist.registry.errors import NotApproved, NotDraining, NotPending, UnknownNode
 from localai_dist.registry.identity import TokenCheck
 from localai_dist.registry.nodes import Nodes, RegisterResult
+from localai_dist.registry.ownership import Ownership
 from localai_dist.registry.records import Readings, Registration
 from localai_dist.registry.replicas import Replicas
 from localai_dist.store.pool import Pool
@@ -33,7 +34,8 @@ class NodeCase(DatabaseTestCase):
         self.pool_ = await self.pool()
         self.nodes = Nodes(self.pool_)
         self.replicas = Replicas(self.pool_)
-        await self.pool_.execute("delete from backend_nodes")
+        for table in ("node_connections", "backend_nodes"):
+            await self.pool_.execute(f"delete from {table}")
 
     async def register(
         self,
@@ -201,9 +203,9 @@ class ApprovalTests(NodeCase):
         node = result.node.id
         await self.assert_raises(NotApproved, self.nodes.drain(node))
         await self.assert_raises(NotApproved, self.nodes.resume(node))
-        self.assertTrue(await self.nodes.heartbeat(node, Readings()))
+        self.assertIs(await self.nodes.heartbeat(node, Readings()), False)
         self.assertTrue(await self.nodes.deregister(node))
-        self.assertTrue(await self.nodes.heartbeat(node, Readings()))
+        self.assertIs(await self.nodes.heartbeat(node, Readings()), False)
         self.assertFalse(await self.nodes.mark_healthy(node, fresh_within=60))
         self.assertFalse(await self.nodes.mark_unhealthy(node, NoRoute(node, departed=True)))
         await self.register(result.token, approve=False, boot_id=OTHER_BOOT)
@@ -233,9 +235,22 @@ class StatusTests(NodeCase):
         self.assertEqual(await self.nodes.mark_stale_offline(60), [node])
         self.assertEqual(await self.nodes.mark_stale_offline(60), [])
         self.assertEqual(len(await self.replicas.loaded("tiny")), 1)
-        self.assertTrue(await self.nodes.heartbeat(node, Readings()))
+        self.assertIs(await self.nodes.heartbeat(node, Readings()), False)
         self.assertEqual(await self.status(node), "healthy")
         self.assertEqual(len(await self.replicas.loaded("tiny")), 1)
+
+    async def test_a_heartbeat_learns_whether_the_tunnel_is_owned(self) -> None:
+        """A frontend owns the node's tunnel, or none does: never dialled, released, or its owner swept."""
+        await self.begin()
+        node = (await self.register()).node.id
+        owner, ownership = InstanceId("front-x"), Ownership(self.pool_, live_window=30.0)
+        heard = [await self.nodes.heartbeat(node, Readings())]
+        epoch = await ownership.claim(node, owner)
+        heard.append(await self.nodes.heartbeat(node, Readings()))
+        await ownership.release(node, owner, epoch)
+        heard.append(await self.nodes.heartbeat(node, Readings()))
+        self.assertEqual(heard, [False, True, False])
+        self.assertIsNone(await self.nodes.heartbeat(NodeId("nobody"), Readings()))
 
     async def test_a_good_bye_lasts_until_it_registers(self) -> None:
         """A worker that said good-bye stays offline whatever beats late, and its replicas are forgotten."""

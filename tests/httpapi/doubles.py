@@ -86,9 +86,9 @@ class FakeNodes:
             return TokenCheck.UNKNOWN_NODE
         return TokenCheck.OK if token == f"token-{node.name}" else TokenCheck.WRONG
 
-    async def heartbeat(self, node_id: NodeId, readings: Readings) -> bool:
+    async def heartbeat(self, node_id: NodeId, readings: Readings) -> bool | None:
         self.said.append(("heartbeat", node_id, readings))
-        return node_id in self.rows
+        return node_id == NODE if node_id in self.rows else None
 
     async def approve(self, node_id: NodeId) -> Node:
         node = self._known(node_id)

@@ -131,12 +131,13 @@ class NodeTokenTests(SynchronousTestCase):
 
     def test_heartbeat(self) -> None:
         """
-        A heartbeat's readings are recorded; what is absent stays; a reading that can't be is refused.
+        A heartbeat's readings are recorded; what is absent stays; a reading that can't be is refused. The answer says
+        whether the registry knows of the node's tunnel.
         """
         world = World()
         path = f"/api/node/{NODE}/heartbeat"
         got = world.node("POST", path, {"available_ram": 5, "available_disk": 0}, token="token-box")
-        self.assertEqual(got.json, {"message": "heartbeat received"})
+        self.assertEqual(got.json, {"message": "heartbeat received", "tunnel_held": True})
         self.assertEqual(
             world.api.nodes.said,  # type: ignore[attr-defined]
             [("heartbeat", NODE, Readings(available_ram=5, available_disk=0))],

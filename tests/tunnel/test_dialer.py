@@ -269,6 +269,61 @@ class TunnelClientTests(DialerCase):
         self.assertTrue(self.client.connected and new.is_open)
         self.assertEqual(self.frontends.hosts, "ab")
 
+    def test_a_tunnel_that_nobody_owns_is_replaced(self) -> None:
+        """
+        Two heartbeats in a row by which no frontend owns the open tunnel: the next one is opened elsewhere, once, and
+        the old one stays until its streams are done. One such heartbeat, or none in a row, changes nothing.
+        """
+        old = self.admit()
+        old.stream_count = 1
+        self.clock.advance(60)
+        for held in (False, True, False, True):
+            self.client.registry_says(held)
+            self.clock.advance(10)
+        self.assertEqual(self.frontends.hosts, "a")
+        for _ in range(4):
+            self.client.registry_says(False)
+        self.clock.advance(0)
+        self.assertEqual(self.frontends.hosts, "ab")
+        self.assertTrue(self.client.connected and old.is_open)
+        self.client.registry_says(False)  # the new one is not open yet
+        new = self.admit()
+        self.client.registry_says(False)  # asked before the new frontend's claim
+        self.clock.advance(10)
+        self.assertTrue(old.is_open and new.is_open)
+        self.assertEqual(self.frontends.hosts, "ab")
+        assert old.on_idle is not None
+        old.on_idle()
+        self.assertTrue(old.closed_here and self.client.connected)
+
+    def test_a_tunnel_that_nobody_owns_is_kept_while_nobody_else_admits(self) -> None:
+        """As long as every other frontend refuses, the tunnel there is goes on; the tries follow the backoff."""
+        old = self.admit()
+        self.clock.advance(60)
+        for _ in range(2):
+            self.client.registry_says(False)
+        self.clock.advance(0)
+        self.refuse()
+        self.refuse(500)
+        self.assertTrue(self.client.connected and old.is_open)
+        for _ in range(3):
+            self.client.registry_says(False)
+        self.assertEqual(self.frontends.hosts, "aba")
+        self.clock.advance(30)
+        self.assertEqual(self.frontends.hosts, "abab")
+        new = self.admit()
+        self.assertTrue(old.closed_here and new.is_open)
+
+    def test_a_heartbeat_without_a_tunnel_says_nothing(self) -> None:
+        """While there is no tunnel, that nobody owns one is no news."""
+        for _ in range(3):
+            self.client.registry_says(False)
+        tunnel = self.admit()
+        self.client.registry_says(False)
+        self.clock.advance(1)
+        self.assertEqual(self.frontends.hosts, "a")
+        self.assertTrue(tunnel.is_open)
+
     def test_a_retiring_tunnel_without_streams_is_closed(self) -> None:
         """The frontend that said go-away does not have to wait for a tunnel nobody uses."""
         old = self.admit()

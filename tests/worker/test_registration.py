@@ -152,6 +152,7 @@ class RegistrationCase(SynchronousTestCase):
         self.file = IdentityFile(Path(self.mktemp()))
         self.refused: list[RegistrationRefused] = []
         self.times: list[float] = []
+        self.held: list[bool] = []
         self.registration = self.make()
         self.addCleanup(self.check_clean)
 
@@ -174,6 +175,7 @@ class RegistrationCase(SynchronousTestCase):
             chance=lambda: 1.0,
             on_refused=self.refused.append,
             on_registered=lambda: self.times.append(self.clock.seconds()),
+            on_tunnel_held=self.held.append,
         )
 
     def accept(self, status: str = "healthy", token: str = "tok", node: str = "node-1") -> Callable[[Any], Any]:
@@ -353,6 +355,17 @@ class BeatTests(RegistrationCase):
         self.agent.rules["heartbeat"] = 200
         self.clock.pump([10, 10])
         self.assertEqual(len(self.times), len(before) + 1)
+
+    def test_what_the_registry_knows_of_the_tunnel(self) -> None:
+        """A beat's answer says whether a frontend owns the tunnel; one that fails, or an older frontend's, does not."""
+        for rule in (200, (200, {"tunnel_held": "no"}), (503, {"tunnel_held": False})):
+            self.agent.rules["heartbeat"] = rule
+            self.clock.advance(10)
+        self.assertEqual(self.held, [])
+        for held in (True, False, False):
+            self.agent.rules["heartbeat"] = (200, {"tunnel_held": held})
+            self.clock.advance(10)
+        self.assertEqual(self.held, [True, False, False])
 
     def test_registers_again_when_forgotten(self) -> None:
         """A node that is no longer known registers again within seconds, with its own token."""

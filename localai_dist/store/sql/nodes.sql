@@ -107,7 +107,8 @@ update backend_nodes set
     available_disk = coalesce(%(available_disk)s::bigint, available_disk),
     gpu_vendor = coalesce(%(gpu_vendor)s::varchar, gpu_vendor)
 where id = %(id)s
-returning id;
+returning exists (select 1 from node_connections c
+                  where c.node_id = backend_nodes.id and c.owner_instance_id <> '') as tunnel_held;
 
 -- name: drain
 -- No new work for an approved node; what it has loaded stays and finishes.
