@@ -19,6 +19,7 @@ from localai_dist.httpapi.seams import (
     SchedulingLike,
     VerbsLike,
 )
+from localai_dist.serving.received import ReceivedFiles
 
 if TYPE_CHECKING:
     from localai_dist.serving.inference import Inference
@@ -33,6 +34,8 @@ class FrontendApi:
         catalog: the served models.
         inference: calls on them.
         verbs: control calls to workers.
+        received: files that come with requests.
+        max_body: the longest body of a request (bytes).
         end_tunnel: closes a node's tunnel if this frontend holds it.
         registration_token: what workers register with; empty admits none.
         loose_identity: whether a node may leave out its own token (stock workers).
@@ -48,6 +51,8 @@ class FrontendApi:
     ownership: PresenceOf
     loads: LoadsLike
     verbs: VerbsLike
+    received: ReceivedFiles
+    max_body: int
     end_tunnel: EndTunnel
     keys: Keys
     registration_token: str

@@ -35,6 +35,14 @@ class Json:
 
 
 @dataclass(frozen=True, slots=True)
+class Text:
+    """An answer with a body of text."""
+
+    value: str
+    content_type: str = "text/plain; charset=utf-8"
+
+
+@dataclass(frozen=True, slots=True)
 class Empty:
     """An answer without a body."""
 
@@ -46,7 +54,7 @@ class Streamed:
     """The route wrote and finished its answer itself."""
 
 
-Answer = Json | Empty | Streamed
+Answer = Json | Text | Empty | Streamed
 
 
 class Call:

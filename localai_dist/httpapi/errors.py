@@ -16,7 +16,8 @@ from localai_dist.reach import Unreached, client_answer
 from localai_dist.registry.errors import NotPending, RegistryError, UnknownNode
 from localai_dist.registry.records import BadRegistration, BadScheduling
 from localai_dist.scheduler.placement import NoPlace
-from localai_dist.serving.errors import RequestRefused
+from localai_dist.serving.errors import DiskFull, RequestRefused
+from localai_dist.staging.errors import NoSpace
 from localai_dist.store.errors import StoreUnavailable
 
 CONDITION_HEADER = "x-localai-condition"
@@ -81,6 +82,11 @@ def bad_request(message: str, param: str | None = None) -> ApiError:
     return ApiError(400, "invalid_request", message, param=param)
 
 
+def too_large(limit: int) -> ApiError:
+    """A body over the limit: 413."""
+    return ApiError(413, "request_too_large", f"the body is over {limit} bytes")
+
+
 def not_found(message: str) -> ApiError:
     """Something that is not there: 404."""
     return ApiError(404, "not_found", message)
@@ -113,6 +119,11 @@ def forbidden(message: str) -> ApiError:
     return ApiError(403, "forbidden", message)
 
 
+def no_capacity(text: str) -> ApiError:
+    """No room for a model, or for a request's file, that others may leave in a moment: 503."""
+    return ApiError(503, "capacity", text, retry_after=CAPACITY_RETRY)
+
+
 def of_unreached(error: Unreached) -> ApiError:
     """One of design §2's outcomes."""
     answer = client_answer(error.outcome)
@@ -141,7 +152,7 @@ def of_no_place(error: NoPlace) -> ApiError:
     """No node can take the model: the condition its nodes are in, or that there is no room."""
     if error.outcome is not None:
         return of_unreached(Unreached(error.outcome))
-    return ApiError(503, "capacity", error.reason, retry_after=CAPACITY_RETRY)
+    return no_capacity(error.reason)
 
 
 def api_error_of(error: BaseException | None) -> ApiError | None:
@@ -162,6 +173,8 @@ def api_error_of(error: BaseException | None) -> ApiError | None:
             return ApiError(500, "unload_failed", str(error))
         case NoPlace():
             return of_no_place(error)
+        case NoSpace() | DiskFull():
+            return no_capacity(str(error))
         case RequestRefused():
             return bad_request(str(error))
         case StoreUnavailable():

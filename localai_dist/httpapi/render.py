@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from twisted.web.server import Request
 
-from localai_dist.httpapi.call import Answer, Call, Empty, Json, Streamed
+from localai_dist.httpapi.call import Answer, Call, Empty, Json, Streamed, Text
 from localai_dist.httpapi.errors import ApiError
 from localai_dist.net.answers import json_error
 
@@ -23,6 +23,8 @@ def send(call: Call, answer: Answer) -> None:
             for name, text in headers.items():
                 request.setHeader(name, text)
             _write(request, msgspec.json.encode(value))
+        case Text(value, content_type):
+            _write(request, value.encode("utf-8"), content_type)
     request.finish()
 
 
@@ -33,6 +35,12 @@ def send_error(call: Call, error: ApiError) -> None:
             call.events.fail(error.body())
             return
         call.events.stop()
+    write_error(call, error)
+    call.request.finish()
+
+
+def write_error(call: Call, error: ApiError) -> None:
+    """The answer that is ``error``, not finished yet."""
     request = call.request
     body = json_error(
         request,
@@ -45,10 +53,9 @@ def send_error(call: Call, error: ApiError) -> None:
         headers=error.headers.items(),
     )
     _write(request, msgspec.json.encode(error.body()) if error.extra else body)
-    request.finish()
 
 
-def _write(request: Request, body: bytes) -> None:
-    request.setHeader("content-type", "application/json")
+def _write(request: Request, body: bytes, content_type: str = "application/json") -> None:
+    request.setHeader("content-type", content_type)
     request.setHeader("content-length", str(len(body)))
     request.write(body)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import cast
 
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
@@ -13,10 +14,12 @@ from twisted.web.server import NOT_DONE_YET, Request
 from localai_dist.httpapi.api import FrontendApi
 from localai_dist.httpapi.auth import Access, check_key, check_registration, presented_key
 from localai_dist.httpapi.call import ApiRoute, Call, Run
+from localai_dist.httpapi.discard import discard
 from localai_dist.httpapi.errors import ApiError, api_error_of, not_found
-from localai_dist.httpapi.render import send, send_error
+from localai_dist.httpapi.render import send, send_error, write_error
 from localai_dist.httpapi.routing import Found, RouteTable, WrongMethod
 from localai_dist.net.answers import request_id
+from localai_dist.net.request import StreamingRequest
 from localai_dist.serving.deadline import within
 
 
@@ -47,6 +50,12 @@ class ApiResource(Resource):
         request.prepath = [*(request.prepath or []), *(request.postpath or [])]
         request.postpath = []
         return self._mounted.get(whole, self)
+
+    def streams_body_for(self, request: Request) -> bool:
+        """Whether the request's route reads its body as it arrives."""
+        method = request.method.decode("ascii", "replace")
+        found = self._routes.find(method, request.path.decode("utf-8", "replace"))
+        return isinstance(found, Found) and found.route.streams
 
     def render(self, request: Request) -> int:
         """Start answering; the route goes on by itself until it answered or the client went away."""
@@ -96,13 +105,14 @@ class ApiResource(Resource):
             call.events.stop()
         running.cancel()
 
-    def _refuse(self, failure: Failure, call: Call) -> None:
-        if call.gone:
+    def _refuse(self, failure: Failure, call: Call) -> Deferred[None] | None:
+        request = cast(StreamingRequest, call.request)
+        if call.gone or request.gone:
             # Nobody is left to tell. What the cancelled work raised on its way out is of no use either, unless it is
             # something nobody foresaw.
             if not failure.check(CancelledError) and api_error_of(failure.value) is None:
                 failure.raiseException()
-            return
+            return None
         error = api_error_of(failure.value)
         if error is None:
             self.log.failure("request {id} failed: {what}", failure, id=call.id, what=_named(call))
@@ -111,7 +121,20 @@ class ApiResource(Resource):
             # The status was 200: without this line a log that counts statuses would call it a whole answer.
             text = "request {id}: {what} broke off after its answer had begun: {code}: {why}"
             self.log.warn(text, id=call.id, what=_named(call), code=error.code, why=error.message)
+        if not request.body.ended:
+            return Deferred.fromCoroutine(self._refuse_unread(call, error, request))
         send_error(call, error)
+        return None
+
+    async def _refuse_unread(self, call: Call, error: ApiError, request: StreamingRequest) -> None:
+        """An answer before its request was read: the client is still sending, and would see a reset instead of it."""
+        request.requestHeaders.removeHeader(b"expect")  # a client that asked first must not be told to go on
+        request.setHeader("connection", "close")
+        write_error(call, error)
+        await discard(request.body, clock=self._api.clock)
+        if not request.gone:
+            request.channel.persistent = False
+            request.finish()
 
     def _broken(self, failure: Failure, call: Call) -> None:
         """The last resort, so that no request ever hangs: even telling the error failed."""

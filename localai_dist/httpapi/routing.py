@@ -22,12 +22,14 @@ class Route(Generic[Run]):
         pattern: segments with ``:name`` for a value, like ``/api/nodes/:id``.
         access: what the caller must show.
         run: the coroutine function that answers.
+        streams: whether ``run`` reads the body itself, as it arrives; else it has been read when ``run`` is called.
     """
 
     method: str
     pattern: str
     access: Access
     run: Run
+    streams: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,6 @@ def make_site(
     *,
     connect_resource: IResource,
     peer_resource: IResource | None,
-    max_body: int,
     reactor: Any,
 ) -> StreamingSite:
     """
@@ -41,9 +40,8 @@ def make_site(
     Args:
         connect_resource: where workers' tunnels arrive.
         peer_resource: where other frontends' links arrive; None when this one has no peers.
-        max_body: the longest body of an API request (bytes).
     """
     mounted = {CONNECT_PATH: connect_resource}
     if peer_resource is not None:
         mounted[PEER_PATH] = peer_resource
-    return StreamingSite(ApiResource(api, RouteTable(ROUTES), mounted), max_body=max_body, reactor=reactor)
+    return StreamingSite(ApiResource(api, RouteTable(ROUTES), mounted), max_body=api.max_body, reactor=reactor)

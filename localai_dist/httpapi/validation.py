@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import TypeVar
 
 import msgspec
@@ -34,6 +35,20 @@ def decode(body: bytes, kind: type[T]) -> T:
         raise bad_request(f"the body is not JSON: {error}") from error
     except RecursionError as error:
         raise bad_request("the body is nested too deeply") from error
+
+
+def from_form(fields: Mapping[str, str | list[str]], kind: type[T]) -> T:
+    """
+    The fields of a form as ``kind``: numbers and switches are read from their text; unknown fields are ignored.
+
+    Raises:
+        ApiError: 400; a known field of a wrong type or range, named in ``param``.
+    """
+    try:
+        return msgspec.convert(fields, type=kind, strict=False)
+    except msgspec.ValidationError as error:
+        what, param = explain(str(error))
+        raise bad_request(f"{param}: {what}" if param else what, param) from error
 
 
 def explain(text: str) -> tuple[str, str | None]:

@@ -41,9 +41,10 @@ from localai_dist.roles.advertise import REMEDY, discover, trouble_with
 from localai_dist.roles.frontend_service import FrontendService, Parts
 from localai_dist.roles.membership import session_config
 from localai_dist.roles.notices import Notices
-from localai_dist.roles.stager import make_stager
+from localai_dist.roles.stager import make_request_files, make_stager
 from localai_dist.serving.connector import BackendConnector
 from localai_dist.serving.inference import Inference, Waits
+from localai_dist.serving.received import ReceivedFiles
 from localai_dist.serving.watch import CatalogWatch
 from localai_dist.settings.frontend import FrontendSettings
 from localai_dist.store.pool import Pool
@@ -97,6 +98,7 @@ class _Graph:
         self.identities = IdentityWatch(self.held, self._still_theirs, clock=reactor)
         self.notices = self._notices()
         self.loads.on_ended = self.notices.load_ended
+        self.received = ReceivedFiles(Path(settings.data_path) / "received", in_thread=self.in_thread)
         self.readiness = Readiness("database", "membership", clock=reactor)
 
     def in_thread(self, call: Callable[..., Any], *arguments: Any) -> Deferred[Any]:
@@ -138,6 +140,7 @@ class _Graph:
             loads=self.loads,
             held=self.held,
             peers=self.peers,
+            received=self.received,
             readiness=self.readiness,
         )
         service = FrontendService(parts, settings, reactor=self.reactor)
@@ -152,7 +155,6 @@ class _Graph:
                 on_held=self.notices.claimed,
             ),
             peer_resource=self._peer_resource(),
-            max_body=settings.upload_limit,
             reactor=self.reactor,
         )
         return service
@@ -226,6 +228,7 @@ class _Graph:
             ownership=self.ownership,
             loads=self.loads,
             connect=self.connect,
+            files=make_request_files(self.http, self.verbs, reactor=self.reactor, in_thread=self.in_thread),
             clock=self.reactor,
             waits=waits,
         )
@@ -238,6 +241,8 @@ class _Graph:
             ownership=self.ownership,
             loads=self.loads,
             verbs=self.verbs,
+            received=self.received,
+            max_body=settings.upload_limit,
             end_tunnel=self.notices.identity_changed,
             keys=Keys(settings.api_key),
             registration_token=settings.registration_token,

@@ -28,6 +28,7 @@ from localai_dist.registry.membership import Membership
 from localai_dist.relay.peers import PeerPool
 from localai_dist.roles.ending import next_sigterm_kills
 from localai_dist.roles.notices import Notices
+from localai_dist.serving.received import ReceivedFiles
 from localai_dist.serving.watch import CatalogWatch
 from localai_dist.settings.frontend import FrontendSettings
 from localai_dist.store.errors import StoreError
@@ -55,6 +56,7 @@ class Parts:
     loads: Loads
     held: HeldTunnels
     peers: PeerPool | None
+    received: ReceivedFiles
     readiness: Readiness
 
 
@@ -90,6 +92,7 @@ class FrontendService(Service):
         """Listen, and join the cluster as soon as the database answers."""
         super().startService()
         address = self._settings.address
+        self._sweep()
         self._parts.catalog.startService()
         self._port = self._reactor.listenTCP(address.port, self.site, interface=address.host)
         self._note_port(address.port)
@@ -102,6 +105,16 @@ class FrontendService(Service):
         super().stopService()
         next_sigterm_kills()
         return Deferred.fromCoroutine(self._leave())
+
+    def _sweep(self) -> None:
+        try:
+            swept = self._parts.received.sweep()
+        except OSError as problem:
+            # It costs the disk some room; requests that can't be taken for the same reason are told so one by one.
+            self.log.warn("files that an earlier run left can't be removed: {problem}", problem=problem)
+            return
+        if swept:
+            self.log.info("removed {count} files of requests that an earlier run left", count=swept)
 
     async def _join(self) -> None:
         try:

@@ -16,6 +16,7 @@ from localai_dist.relay.control import VerbClient
 from localai_dist.relay.http import NodeHttp
 from localai_dist.settings.frontend import FrontendSettings
 from localai_dist.staging.by_store import StoreStager
+from localai_dist.staging.request_files import RequestFiles
 from localai_dist.staging.upload import Stager
 
 
@@ -79,3 +80,11 @@ def make_stager(
         return Stager(http, Path(settings.models_path), **common)
     store = ObjectStore(bucket, reactor=reactor, now=lambda: datetime.now(UTC))
     return StoreStager(http, Path(settings.models_path), store=store, verbs=verbs, **common)
+
+
+def make_request_files(
+    http: NodeHttp, verbs: VerbClient, *, reactor: Any, in_thread: Callable[..., Deferred[Any]]
+) -> RequestFiles:
+    """One frontend's way for files of single requests: always over the tunnels, no store keeps what lives a minute."""
+    stager = Stager(http, Path(), clock=reactor, in_thread=in_thread, chance=random.random)
+    return RequestFiles(stager, verbs, clock=reactor)

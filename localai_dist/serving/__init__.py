@@ -10,6 +10,7 @@ Reading order:
     ``errors.py``, ``failures.py``  what serving says no to; a failed call as an exception
     ``connector.py``   a channel to a backend over its node's tunnel
     ``lease.py``       the right to use one replica: in-flight count and channel, each returned exactly once
+    ``received.py``    files that came with requests, on this frontend;  ``lent.py``  one of them on nodes, and back
     ``generation.py``  a running answer, pulled reply by reply
     ``inference.py``   the loop that ties these together
     ``watch.py``       the models folder, read anew every second

@@ -5,5 +5,9 @@ from __future__ import annotations
 from localai_dist.errors import LocalAIDistError
 
 
+class DiskFull(LocalAIDistError):
+    """This frontend's own disk has no room for a file that came with a request."""
+
+
 class RequestRefused(LocalAIDistError):
     """The backend called the request itself invalid (too long for its context, say); its own words are the text."""

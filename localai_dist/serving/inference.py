@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypeVar, assert_never
 
 from twisted.internet.interfaces import IReactorTime
@@ -23,16 +24,18 @@ from localai_dist.serving.deadline import pause
 from localai_dist.serving.failures import failure_of
 from localai_dist.serving.generation import Generation
 from localai_dist.serving.lease import Lease, ReplicaVanished, take_lease
+from localai_dist.serving.lent import Lent
 from localai_dist.serving.replicas import in_order, key_of
 from localai_dist.serving.seams import (
-    ChannelLike,
     ConnectBackend,
     LoadsLike,
     OwnershipLike,
     ReplicaLike,
     ReplicasLike,
+    RequestFilesLike,
 )
 from localai_dist.serving.steps import Attempts, DropRow, GiveUp, TryAgain, TryOther, Wait, next_step
+from localai_dist.staging.errors import NoSpace
 from localai_dist.store.errors import StoreUnavailable
 from localai_dist.units import MINUTE, SECOND
 
@@ -89,6 +92,7 @@ class Inference:
         ownership: OwnershipLike,
         loads: LoadsLike,
         connect: ConnectBackend,
+        files: RequestFilesLike,
         clock: IReactorTime,
         waits: Waits,
     ) -> None:
@@ -96,6 +100,7 @@ class Inference:
         self._ownership = ownership
         self._loads = loads
         self._connect = connect
+        self._files = files
         self._clock = clock
         self._waits = waits
 
@@ -108,7 +113,7 @@ class Inference:
         Args:
             deadline: the client's own, an instant of the clock (s); it travels with the call, the caller enforces it.
         """
-        reply, lease = await self._reach(model, lambda channel: channel.predict(options), deadline)
+        reply, lease = await self._reach(model, lambda lease: lease.channel.predict(options), deadline)
         lease.release()
         return reply
 
@@ -117,8 +122,8 @@ class Inference:
     ) -> list[pb.EmbeddingResult]:
         """One result for each of ``inputs``, in order, all from one replica."""
 
-        async def each(channel: ChannelLike) -> list[pb.EmbeddingResult]:
-            return [await channel.embedding(options) for options in inputs]
+        async def each(lease: Lease) -> list[pb.EmbeddingResult]:
+            return [await lease.channel.embedding(options) for options in inputs]
 
         results, lease = await self._reach(model, each, deadline)
         lease.release()
@@ -129,21 +134,48 @@ class Inference:
     ) -> Generation:
         """The answer as it is produced; returns when the first reply is here, and until then may try elsewhere."""
 
-        async def begin(channel: ChannelLike) -> Callable[[Lease], Generation]:
-            stream = channel.predict_stream(options)
+        async def begin(lease: Lease) -> Generation:
+            stream = lease.channel.predict_stream(options)
             replies = aiter(stream)
             try:
                 first = await _first_of(replies)
             except BaseException:
                 stream.cancel()
                 raise
-            return lambda lease: Generation(lease, stream, replies, first)
+            return Generation(lease, stream, replies, first)
 
-        begun, lease = await self._reach(model, begin, deadline)
-        return begun(lease)
+        generation, _ = await self._reach(model, begin, deadline)
+        return generation
+
+    async def transcribe(
+        self, model: ModelConfig, wish: pb.TranscriptRequest, recording: Path, *, deadline: float | None = None
+    ) -> pb.TranscriptResult:
+        """
+        What is said in ``recording``, a file of this frontend.
+
+        It is staged on the node that answers, on another one if need be, and taken back from all of them whatever
+        happens.
+
+        Raises:
+            NoSpace: no node with a replica has room for it.
+        """
+        lent = Lent(self._files, recording, deadline=deadline)
+
+        async def listen(lease: Lease) -> pb.TranscriptResult:
+            asked = pb.TranscriptRequest()
+            asked.CopyFrom(wish)
+            asked.dst = await lent.on(lease.node)
+            return await lease.channel.transcribe(asked)
+
+        try:
+            result, lease = await self._reach(model, listen, deadline)
+        finally:
+            lent.take_back()
+        lease.release()
+        return result
 
     async def _reach(
-        self, model: ModelConfig, use: Callable[[ChannelLike], Awaitable[T]], deadline: float | None
+        self, model: ModelConfig, use: Callable[[Lease], Awaitable[T]], deadline: float | None
     ) -> tuple[T, Lease]:
         search = _Search(model, Attempts(self._clock.seconds() + self._waits.route), deadline)
         while True:
@@ -164,16 +196,20 @@ class Inference:
                 if error.outcome is None:
                     raise
                 await self._recover(search, Unreached(error.outcome))
+            except NoSpace:
+                if search.replica is None or not search.others:
+                    raise
+                search.tried.add(key_of(search.replica))
             except StoreUnavailable as error:
                 await self._recover(search, Unreached(RegistryUnknown(str(error))))
 
-    async def _attempt(self, search: _Search, use: Callable[[ChannelLike], Awaitable[T]]) -> tuple[T, Lease]:
+    async def _attempt(self, search: _Search, use: Callable[[Lease], Awaitable[T]]) -> tuple[T, Lease]:
         search.replica, search.others = None, False
         replica = await self._choose(search)
         search.replica = replica
         lease = await take_lease(self._replicas, self._connect, replica, deadline=search.deadline)
         try:
-            return await use(lease.channel), lease
+            return await use(lease), lease
         except BaseException:
             lease.release()
             raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import Any, Protocol
 
 from localai_dist.catalog.model import ModelConfig
@@ -87,7 +88,20 @@ class ChannelLike(Protocol):
     async def predict(self, options: pb.PredictOptions, timeout: float | None = None) -> pb.Reply: ...
     def predict_stream(self, options: pb.PredictOptions, timeout: float | None = None) -> ReplyStreamLike: ...
     async def embedding(self, options: pb.PredictOptions, timeout: float | None = None) -> pb.EmbeddingResult: ...
+    async def transcribe(self, request: pb.TranscriptRequest, timeout: float | None = None) -> pb.TranscriptResult: ...
     def close(self) -> None: ...
+
+
+class RequestFilesLike(Protocol):
+    """Files of single requests on nodes (``staging.request_files.RequestFiles``)."""
+
+    async def stage(self, node: NodeId, request: str, path: Path, *, deadline: float | None = None) -> str:
+        """The file's path on the node, after one attempt."""
+        ...
+
+    def let_go(self, node: NodeId, request: str) -> None:
+        """Have the request's files removed from the node, in the background."""
+        ...
 
 
 class ConnectBackend(Protocol):

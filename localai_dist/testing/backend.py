@@ -20,7 +20,9 @@ load           ``ok``, ``fail``, ``hang``;  load_delay: seconds a load takes
 free           ``ok``, ``fail``, ``hang``
 health         ``ok``, or anything else for a wrong answer
 sigterm        ``obey``, ``ignore``
-events         file that gets a JSON line per event: load, start, done, cancelled (with the tokens said), free, sigterm
+transcribe     ``no``: it has no AudioTranscription; else the text is the size and hash of the recording, which it reads
+events         file that gets a JSON line per event: load, start (with the images, or with the recording and what was
+               asked about it), done, cancelled (with the tokens said), free, sigterm
 =============  =====================================================================================================
 """
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import hashlib
 import importlib
 import json
 import os
@@ -19,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import grpc
@@ -59,6 +61,15 @@ class Script:
             line = json.dumps({"event": event, "pid": os.getpid(), "at": time.time(), **facts})
             with self._lock, open(path, "a") as file:
                 file.write(line + "\n")
+
+
+class Running:
+    """One call that runs: how much it said, whether that was all, and whether anybody still listens."""
+
+    def __init__(self) -> None:
+        self.cancelled = threading.Event()
+        self.said = 0
+        self.whole = False
 
 
 class TestBackend(stubs.BackendServicer):
@@ -115,6 +126,39 @@ class TestBackend(stubs.BackendServicer):
         vector = [((seed * (index + 1)) % 97) / 97 for index in range(size)]
         return pb.EmbeddingResult(embeddings=vector, dim=size, tokens=count, prompt_tokens=count)
 
+    def AudioTranscription(self, request: Any, context: Any) -> Any:
+        """Reads the file it is given: its size and hash are the text, and a pause before each segment."""
+        if self.script.text("transcribe") == "no":
+            context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not implemented!")
+        self._check(request, context)
+        facts = {
+            "language": request.language,
+            "prompt": request.prompt,
+            "temperature": round(request.temperature, 3),
+            "translate": request.translate,
+        }
+        with self._told("AudioTranscription", context, file=request.dst, **facts) as call:
+            try:
+                with open(request.dst, "rb") as file:
+                    heard = hashlib.file_digest(file, "sha256").hexdigest()
+                    size = file.tell()
+            except OSError as error:
+                context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the recording can't be read: {error}")
+            words = [f"{size} bytes", f"sha256 {heard}"]
+            for number, _ in enumerate(words, 1):
+                if call.cancelled.wait(self.script.number("delay")) or self._dies(context, number):
+                    return pb.TranscriptResult()
+                call.said = number
+            call.whole = True
+        seconds = 1_000_000_000
+        segments = [
+            pb.TranscriptSegment(id=n, start=n * seconds, end=(n + 1) * seconds, text=word, tokens=[n])
+            for n, word in enumerate(words)
+        ]
+        return pb.TranscriptResult(
+            text=" ".join(words), segments=segments, language=request.language or "en", duration=len(words)
+        )
+
     def TokenizeString(self, request: Any, context: Any) -> Any:
         self._check(request, context)
         words = request.Prompt.split()
@@ -130,23 +174,29 @@ class TestBackend(stubs.BackendServicer):
 
     def _generate(self, method: str, request: Any, context: Any) -> Iterator[tuple[bytes, int]]:
         self._check(request, context)
-        cancelled = threading.Event()
-        if not context.add_callback(cancelled.set):
-            cancelled.set()
-        self.script.report("start", method=method)
-        with self._lock:
-            self._running += 1
-        number, whole = 0, False
-        try:
+        with self._told(method, context, images=list(request.Images)) as call:
             for number, piece in enumerate(self._pieces(request), 1):
-                if cancelled.wait(self.script.number("delay")) or self._dies(context, number):
+                call.said = number
+                if call.cancelled.wait(self.script.number("delay")) or self._dies(context, number):
                     return
                 yield piece, number
-            whole = True
+            call.whole = True
+
+    @contextmanager
+    def _told(self, method: str, context: Any, **facts: object) -> Iterator[Running]:
+        """Report the beginning and the end of one call."""
+        call = Running()
+        if not context.add_callback(call.cancelled.set):
+            call.cancelled.set()
+        self.script.report("start", method=method, **facts)
+        with self._lock:
+            self._running += 1
+        try:
+            yield call
         finally:
             with self._lock:
                 self._running -= 1
-            self.script.report("done" if whole else "cancelled", method=method, tokens=number)
+            self.script.report("done" if call.whole else "cancelled", method=method, tokens=call.said)
 
     def _pieces(self, request: Any) -> Iterator[bytes]:
         size = int(self.script.number("reply_bytes"))

@@ -45,7 +45,7 @@ from localai_dist.wire.verbs import MODEL_UNLOAD, DoneReply, ModelStopReply
 from tests.db.case import DatabaseTestCase
 from tests.db.frontends import monitor_of
 from tests.registry import sites
-from tests.serving.doubles import FakeConnect, make_model
+from tests.serving.doubles import FakeConnect, FakeRequestFiles, make_model
 from tests.support.outcomes import TABLE, Says
 
 HERE, THERE, DEAD = InstanceId("here"), InstanceId("there"), InstanceId("dead")
@@ -300,6 +300,15 @@ async def _claim_job(s: Scene, given: bool) -> set[str]:
     return _only(s, given, await s.changed_by(s.jobs.claim(MODEL)), "model_load_jobs:m")
 
 
+async def _claim_lacking(s: Scene, given: bool) -> set[str]:
+    await s.others_jobs.claim(MODEL)
+    if given:
+        await s.job_dies()
+    seen = await s.jobs.read("m")
+    assert seen is not None
+    return _only(s, given, await s.changed_by(s.jobs.claim_lacking(MODEL, seen)), "model_load_jobs:m")
+
+
 async def _claim_cancelled(s: Scene, given: bool) -> set[str]:
     await s.others_jobs.claim(MODEL)
     await s.jobs.cancel("m", "not wanted")
@@ -395,6 +404,7 @@ DRIVES: dict[str, Drive] = {
     "replicas.remove": _reap,
     "scheduling.delete": _delete_wish,
     "load_jobs.claim": _claim_job,
+    "load_jobs.claim_lacking": _claim_lacking,
     "load_jobs.claim_cancelled": _claim_cancelled,
     "load_jobs.finish": _finish_job,
     "load_jobs.drop": _drop_job,
@@ -477,6 +487,7 @@ class OutcomeTests(Scene):
                     ownership=self.ownership,
                     loads=_NoLoads(),
                     connect=_OnNode(self.t, Unreached(says.outcome)),
+                    files=FakeRequestFiles(),
                     clock=reactor,
                     waits=Waits(route=0.0),
                 )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
+from twisted.internet.defer import maybeDeferred
 from twisted.internet.error import ConnectionDone
 from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
@@ -29,8 +32,19 @@ from localai_dist.registry.nodes import RegisterResult
 from localai_dist.registry.presence import Presence, PresenceState
 from localai_dist.registry.records import Node, Readings, Registration, Replica, SchedulingRow
 from localai_dist.serving.inference import Inference, Waits
+from localai_dist.serving.received import ReceivedFiles
 from localai_dist.wire.verbs import Verb
-from tests.serving.doubles import FakeChannel, FakeConnect, FakeOwnership, FakeReplica, FakeReplicas, make_model
+from tests.serving.doubles import (
+    FakeChannel,
+    FakeConnect,
+    FakeOwnership,
+    FakeReplica,
+    FakeReplicas,
+    FakeRequestFiles,
+    make_model,
+)
+
+_numbers = itertools.count()
 
 KEY = "the-key"
 REGISTRATION = "the-registration-token"
@@ -239,13 +253,17 @@ class Door(Resource):
 class World:
     """A frontend's whole API over stand-ins."""
 
+    MAX_BODY = 10_000
+
     def __init__(self, *ways: FakeChannel | Unreached, keys: Sequence[str] = (KEY,), **changes: Any) -> None:
         self.clock = Clock()
         self.clock.advance(1_000_000)
+        self.received = Path(f"received-{next(_numbers)}").absolute()  # trial runs in a folder of its own
         self.channel = FakeChannel()
         self.replicas = FakeReplicas([FakeReplica(NODE, "tiny"), FakeReplica(NODE, "words")])
         self.connect = FakeConnect(list(ways) or [self.channel])
         self.loads = FakeLoads()
+        self.files = FakeRequestFiles()
         self.ended: list[NodeId] = []
         self.readiness = Readiness("database", clock=self.clock)
         self.api = FrontendApi(
@@ -256,6 +274,7 @@ class World:
                     ownership=FakeOwnership(),
                     loads=self.loads,
                     connect=self.connect,
+                    files=self.files,
                     clock=self.clock,
                     waits=Waits(),
                 ),
@@ -265,6 +284,8 @@ class World:
                 "ownership": FakePresence(),
                 "loads": self.loads,
                 "verbs": FakeVerbs(),
+                "received": ReceivedFiles(self.received, in_thread=maybeDeferred),
+                "max_body": self.MAX_BODY,
                 "end_tunnel": self.ended.append,
                 "keys": Keys(keys),
                 "registration_token": REGISTRATION,
@@ -277,9 +298,7 @@ class World:
                 **changes,
             }
         )
-        self.site = make_site(
-            self.api, connect_resource=Door(), peer_resource=None, max_body=10_000, reactor=self.clock
-        )
+        self.site = make_site(self.api, connect_resource=Door(), peer_resource=None, reactor=self.clock)
 
     def send(self, method: str, path: str, body: Any = None, *, key: str | None = KEY, **headers: str) -> Exchange:
         """One request on a connection of its own; header names with ``_`` for ``-``."""

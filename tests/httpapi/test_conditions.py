@@ -58,6 +58,7 @@ def world_of(way: Any, *, loads: Any = None, **changes: Any) -> World:
         ownership=FakeOwnership(),
         loads=again,
         connect=world.connect,
+        files=world.files,
         clock=world.clock,
         waits=Waits(route=ROUTE_WAIT),
     )

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import Enum
+from pathlib import Path
 
 from twisted.internet.defer import Deferred
 
@@ -14,6 +15,7 @@ from localai_dist.grpcclient.status import Origin, RpcError, StatusCode
 from localai_dist.ids import ModelName, NodeId
 from localai_dist.reach import Outcome, Unreached
 from localai_dist.rpc import backend_pb2 as pb
+from localai_dist.staging.errors import UploadRefused
 
 USED = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -181,6 +183,8 @@ class FakeChannel:
     vectors: list[pb.EmbeddingResult] = field(default_factory=list)
     hold: Deferred[None] | None = None
     asked: list[pb.PredictOptions] = field(default_factory=list)
+    transcript: pb.TranscriptResult | Exception = field(default_factory=lambda: pb.TranscriptResult(text="hello"))
+    heard: list[pb.TranscriptRequest] = field(default_factory=list)
     cancelled: bool = False
     closed: int = 0
 
@@ -206,8 +210,49 @@ class FakeChannel:
         self.asked.append(options)
         return self.vectors[len(self.asked) - 1]
 
+    async def transcribe(self, request: pb.TranscriptRequest, timeout: float | None = None) -> pb.TranscriptResult:
+        self.heard.append(request)
+        if self.hold is not None:
+            try:
+                await self.hold
+            except BaseException:
+                self.cancelled = True
+                raise
+        if isinstance(self.transcript, Exception):
+            raise self.transcript
+        return self.transcript
+
     def close(self) -> None:
         self.closed += 1
+
+
+@dataclass
+class FakeRequestFiles:
+    """Files of requests on nodes: ``here`` has what is staged and not released; ``troubles`` are raised first."""
+
+    here: set[tuple[NodeId, str]] = field(default_factory=set)
+    over: set[tuple[NodeId, str]] = field(default_factory=set)
+    staged: list[tuple[NodeId, str, bytes]] = field(default_factory=list)
+    deadlines: list[float | None] = field(default_factory=list)
+    troubles: list[Exception | None] = field(default_factory=list)
+    hold: Deferred[None] | None = None
+
+    async def stage(self, node: NodeId, request: str, path: Path, *, deadline: float | None = None) -> str:
+        self.deadlines.append(deadline)
+        if (node, request) in self.over:
+            raise UploadRefused(f"request {request} is over")
+        self.here.add((node, request))  # the first bytes
+        if self.hold is not None:
+            await self.hold
+        trouble = self.troubles.pop(0) if self.troubles else None
+        if trouble is not None:
+            raise trouble
+        self.staged.append((node, request, path.read_bytes()))
+        return f"/there/{request}/{path.name}"
+
+    def let_go(self, node: NodeId, request: str) -> None:
+        self.here.discard((node, request))
+        self.over.add((node, request))
 
 
 @dataclass

@@ -12,6 +12,7 @@ from localai_dist.registry.records import Replica
 from localai_dist.registry.replicas import Replicas
 from localai_dist.serving import seams
 from localai_dist.serving.connector import BackendConnector
+from localai_dist.staging.request_files import RequestFiles
 from tests.serving import doubles
 from tests.support.signatures import Triple, differences, misfits
 
@@ -21,6 +22,7 @@ TRIPLES: list[Triple] = [
     (seams.LoadsLike, Loads, doubles.FakeLoads),
     (seams.ChannelLike, BackendChannel, doubles.FakeChannel),
     (seams.ReplyStreamLike, ReplyStream, doubles.FakeStream),
+    (seams.RequestFilesLike, RequestFiles, doubles.FakeRequestFiles),
     (seams.ConnectBackend, BackendConnector, doubles.FakeConnect),
 ]
 

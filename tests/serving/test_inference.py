@@ -36,6 +36,7 @@ from tests.serving.doubles import (
     FakeOwnership,
     FakeReplica,
     FakeReplicas,
+    FakeRequestFiles,
     FakeStream,
     make_model,
 )
@@ -57,11 +58,13 @@ class World:
         self.ownership = FakeOwnership()
         self.loads = FakeLoads(self.replicas, [FakeReplica(B, address="127.0.0.1:20007")])
         self.connect = FakeConnect(self.ways)
+        self.files = FakeRequestFiles()
         self.inference = Inference(
             replicas=self.replicas,
             ownership=self.ownership,
             loads=self.loads,
             connect=self.connect,
+            files=self.files,
             clock=self.clock,
             waits=Waits(route=5.0, load=60.0, grace=90.0),
         )

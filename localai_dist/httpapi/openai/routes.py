@@ -15,6 +15,7 @@ from localai_dist.httpapi.openai.answers import (
     model_list,
     model_object,
 )
+from localai_dist.httpapi.openai.audio import transcribe
 from localai_dist.httpapi.openai.requests import ChatRequest, CompletionRequest, EmbeddingRequest, SamplingFields
 from localai_dist.httpapi.openai.streaming import stream_answer
 from localai_dist.httpapi.openai.text import Limits, Transcript
@@ -85,6 +86,7 @@ def _served(prefix: str) -> list[ApiRoute]:
         Route("POST", f"{prefix}/chat/completions", Access.KEY, chat),
         Route("POST", f"{prefix}/completions", Access.KEY, complete),
         Route("POST", f"{prefix}/embeddings", Access.KEY, embed),
+        Route("POST", f"{prefix}/audio/transcriptions", Access.KEY, transcribe, streams=True),
     ]
 
 
