@@ -5,11 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import openai
 import pytest
@@ -17,10 +14,10 @@ import pytest
 from localai_dist.testing import backend
 from localai_dist.testing.cluster import Cluster
 from localai_dist.testing.waiting import until
-from tests.process.kit import command_line, living, open_folder, quick_plan, running
+from tests.process.kit import command_line, living
 from tests.process.outside import backends_of, sockets_of
 from tests.process.scripted import admin, chat, client, pin, reported
-from tests.process.yard import LATE, gallery, load, place, port_of, server_of, unloaded
+from tests.process.yard import LATE, held, load, open_yard, place, port_of, server_of, unloaded
 
 QUESTION = "What is the capital of Kenya?"
 ANSWER = "The capital of Kenya is Nairobi."
@@ -29,10 +26,8 @@ ANSWER = "The capital of Kenya is Nairobi."
 @pytest.fixture(scope="module")
 def yard() -> Iterator[Cluster]:
     """Two frontends and two workers."""
-    with open_folder("backends") as folder:
-        plan = quick_plan(folder / "state", models=["tiny-facts"], frontend_env=gallery(folder / "gallery"))
-        with running(plan) as cluster:
-            yield cluster
+    with open_yard("backends") as cluster:
+        yield cluster
 
 
 def test_a_backend_is_installed_and_started_as_a_child(yard: Cluster) -> None:
@@ -154,23 +149,3 @@ def test_exhausted_ports_are_told(yard: Cluster) -> None:
     for part in (f"{first}-{first + 2}", "1 running", "1 quarantined", "1 skipped", "LOCALAI_GRPC_MAX_PORT"):
         assert part in message
     assert chat(yard, yard.frontends[0], "only").status == 200
-
-
-@contextmanager
-def held(port: int, *, listen: bool, shared: bool = False) -> Iterator[None]:
-    """A port in another process's hands: bound, and listened on if asked."""
-    code = (
-        "import socket, sys, time\n"
-        "it = socket.socket()\n"
-        f"it.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, {int(shared)})\n"
-        f"it.bind(('127.0.0.1', {port}))\n"
-        f"{'it.listen(8)' if listen else ''}\n"
-        "print('held', flush=True)\n"
-        "time.sleep(600)\n"
-    )
-    with subprocess.Popen([sys.executable, "-I", "-S", "-c", code], stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None and process.stdout.readline() == "held\n"
-            yield
-        finally:
-            process.kill()

@@ -6,24 +6,25 @@ import os
 import signal
 import socket
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from localai_dist.testing.cluster import Cluster
+from localai_dist.testing.members import Worker
 from localai_dist.testing.waiting import until
-from tests.process.kit import living, open_folder, quick_plan, running
+from tests.process.kit import living, rows
 from tests.process.scripted import chat, reported
-from tests.process.yard import gallery, load, operator, place, row_of, server_of, unloaded
+from tests.process.yard import load, open_yard, operator, place, row_of, server_of, unloaded
 
 
 @pytest.fixture(scope="module")
 def yard() -> Iterator[Cluster]:
     """Two frontends, two workers, the scriptable backend in several forms."""
-    with open_folder("unload") as folder:
-        plan = quick_plan(folder / "state", models=["tiny-facts"], frontend_env=gallery(folder / "gallery"))
-        with running(plan) as cluster:
-            yield cluster
+    with open_yard("unload") as cluster:
+        yield cluster
 
 
 @pytest.mark.parametrize(
@@ -66,6 +67,62 @@ def test_unload_ends_a_stopped_process(yard: Cluster) -> None:
     port, processes = load(yard, "wedged")
     os.kill(server_of(processes), signal.SIGSTOP)
     assert unloaded(yard, "wedged", processes, port)[0] == 0
+
+
+def test_memory_is_free_when_the_process_is_gone(yard: Cluster) -> None:
+    """
+    A backend that frees nothing and is deaf to SIGTERM: while it is being ended the node's heartbeats go on and tell
+    its memory as taken, and it is told as free after the process is really gone (WALK-21).
+    """
+    worker = yard.workers[1]
+    with graphics_card(yard, worker) as holders:
+        place(yard, "heavy", "test:free=hang", "test:sigterm=ignore", worker=1)
+        _, processes = load(yard, "heavy")
+        holders.write_text(str(server_of(processes)))
+        until("its memory told as taken", lambda: card_of(yard, worker)[0] == CARD - TAKEN, 20)
+        command, beats = operator(yard, "models", "unload", "heavy"), set()
+        while command.poll() is None:
+            free, beat = card_of(yard, worker)
+            if living(processes):
+                assert free == CARD - TAKEN
+                beats.add(beat)
+        assert (command.wait(), living(processes), row_of(yard, "heavy")) == (0, set(), None)
+        assert len(beats) >= 2, "no heartbeat was sent while it ended"
+        until("its memory told as free", lambda: card_of(yard, worker)[0] == CARD, 20)
+
+
+CARD, TAKEN = 8000, 6000
+"""Memory of the card, and of it what a process holds (MiB)."""
+
+
+@contextmanager
+def graphics_card(cluster: Cluster, worker: Worker) -> Iterator[Path]:
+    """Give a worker an ``nvidia-smi`` by which the processes named in the file hold memory as long as they live."""
+    folder = cluster.state.folder("card")
+    holders, program = folder / "holders", folder / "nvidia-smi"
+    holders.write_text("")
+    program.write_text(
+        f"#!/bin/sh\nfree={CARD}\nfor pid in $(cat {holders}); do\n"
+        f"  grep -qs '^State:.[^ZX]' /proc/$pid/status && free={CARD - TAKEN}\ndone\necho {CARD}, $free, 9.0\n"
+    )
+    program.chmod(0o755)
+    before = worker.env.get("PATH")
+    worker.env["PATH"] = f"{folder}:{before or os.environ['PATH']}"
+    cluster.restart(worker)
+    cluster.wait_for("the worker's tunnel", worker.is_ready, 40)
+    try:
+        yield holders
+    finally:
+        worker.env["PATH"] = before or os.environ["PATH"]
+        cluster.restart(worker)
+        cluster.wait_for("the worker's tunnel", worker.is_ready, 40)
+
+
+def card_of(cluster: Cluster, worker: Worker) -> tuple[int, Any]:
+    """The free memory of a worker's card as the registry has it (MiB), and of when that is."""
+    statement = "select available_vram / 1048576, last_heartbeat from backend_nodes where id = %s"
+    [(free, told)] = rows(cluster.database.url, statement, worker.node_id)
+    return int(free), told
 
 
 def test_a_failed_load_leaves_no_process(yard: Cluster) -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ from localai_dist.testing.cluster import Cluster
 from localai_dist.testing.members import Worker
 from localai_dist.testing.waiting import until
 from localai_dist.worker.install import BOXED_INDEX
-from tests.process.kit import command_line, living, localai_dist, rows
+from tests.process.kit import command_line, living, localai_dist, open_folder, quick_plan, rows, running
 from tests.process.outside import backends_of
 from tests.process.scripted import SERVED_WITHIN, chat, pin, serves
 
@@ -29,6 +32,15 @@ VARIANTS = {
     'exec "$LOCALAI_BACKEND_PYTHON" "$here/program.py" "$@"\n',
 }
 """The scriptable backend with another ``run.sh``."""
+
+
+@contextmanager
+def open_yard(name: str) -> Iterator[Cluster]:
+    """Two frontends and two workers, the scriptable backend in several forms."""
+    with open_folder(name) as folder:
+        plan = quick_plan(folder / "state", models=["tiny-facts"], frontend_env=gallery(folder / "gallery"))
+        with running(plan) as cluster:
+            yield cluster
 
 
 def gallery(folder: Path) -> dict[str, str]:
@@ -115,3 +127,23 @@ def unloaded(cluster: Cluster, name: str, processes: set[int], port: int) -> tup
     if command.returncode == 0:
         assert row_of(cluster, name) is None and not living(processes)
     return command.returncode, out, err
+
+
+@contextmanager
+def held(port: int, *, listen: bool, shared: bool = False) -> Iterator[None]:
+    """A port in another process's hands: bound, and listened on if asked."""
+    code = (
+        "import socket, sys, time\n"
+        "it = socket.socket()\n"
+        f"it.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, {int(shared)})\n"
+        f"it.bind(('127.0.0.1', {port}))\n"
+        f"{'it.listen(8)' if listen else ''}\n"
+        "print('held', flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    with subprocess.Popen([sys.executable, "-I", "-S", "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline() == "held\n"
+            yield
+        finally:
+            process.kill()
