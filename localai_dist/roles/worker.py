@@ -12,6 +12,7 @@ from localai_dist.roles.membership import Member, boot_id, make_member
 from localai_dist.roles.node_service import NodeService
 from localai_dist.roles.stager import bucket_of
 from localai_dist.settings.worker import WorkerSettings
+from localai_dist.worker.capability import capabilities
 from localai_dist.worker.ports import TOP_PORT, PortRange
 from localai_dist.worker.readings import NodeReadings
 from localai_dist.worker.registration import Profile
@@ -27,6 +28,7 @@ def make(settings: WorkerSettings, reactor: Any) -> IService:
     """
     require_masker()
     member = make_member(
+    able = capabilities(settings.force_meta_backend_capability)
         settings,
         reactor,
         profile=Profile(
@@ -37,10 +39,11 @@ def make(settings: WorkerSettings, reactor: Any) -> IService:
             max_replicas_per_model=settings.max_replicas_per_model,
             vram_budget=settings.vram_budget,
         ),
+            capability=able[0],
         on_stream=lambda stream: server.on_stream(stream),
         readings=NodeReadings(reactor=reactor, folder=Path(settings.models_path)).take,
     )
-    server = _server(settings, reactor, member)
+    server = _server(settings, reactor, member, able)
     return NodeService(server, member, patience=settings.lame_duck, data_path=Path(settings.data_path))
 
 
@@ -55,6 +58,7 @@ def _server(settings: WorkerSettings, reactor: Any, member: Member) -> WorkerSer
             http_port=settings.http_port,
             backend_galleries=settings.backend_galleries,
             secrets=(settings.storage_access_key, settings.storage_secret_key),
+            capabilities=able,
             bucket=bucket_of(settings),
             cache_limit=settings.storage_cache,
         ),

@@ -11,6 +11,8 @@ Read in this order:
 - ``containment``    paths that must stay inside a folder, both ends resolved
 - ``guard``          the tiny program between us and a backend: our death is its death
 - ``process``        one backend process as a child
+- ``gpus``           graphics cards, as drivers tell of them
+- ``capability``     which builds of backends the node can run
 - ``install``        backends as directories with ``run.sh`` and ``metadata.json``
 - ``supervisor``     which processes run, by process key
 - ``sums``           hashes of staged files, as the bytes arrive

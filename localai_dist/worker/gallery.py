@@ -74,19 +74,19 @@ def parse_index(text: str, where: str) -> list[Entry]:
         raise InstallFailed(f"the backend index {where} can't be read: {error}") from error
 
 
-def choose(entries: Sequence[Entry], name: str, capability: str = DEFAULT_CAPABILITY) -> Entry | None:
+def choose(entries: Sequence[Entry], name: str, capabilities: Sequence[str] = (DEFAULT_CAPABILITY,)) -> Entry | None:
     """
-    The concrete entry for ``name``: by its name, else by its alias; a meta entry through ``capability``.
+    The concrete entry for ``name``: by its name, else by its alias; a meta entry through ``capabilities``.
 
     Args:
         entries: of one index.
         name: as the verb asks.
-        capability: the worker's own; ``default`` is the way out when a meta entry lacks it.
+        capabilities: the worker's own, the one it likes most first; the first that a meta entry knows is taken.
     """
     by_name = {entry.name: entry for entry in entries}
     found = by_name.get(name) or next((entry for entry in entries if entry.alias == name), None)
     if found is None or found.uri:
         return found
-    concrete = found.capabilities.get(capability) or found.capabilities.get(DEFAULT_CAPABILITY, "")
+    concrete = next((name for word in capabilities if (name := found.capabilities.get(word))), "")
     chosen = by_name.get(concrete)
     return chosen if chosen is not None and chosen.uri else None

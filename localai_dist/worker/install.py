@@ -90,7 +90,7 @@ class Installer:
     Args:
         folder: where they are; made when needed.
         galleries: where to look when a request names none; empty = the one in the box.
-        capability: the worker's own, for meta entries.
+        capabilities: the worker's own, for meta entries; see ``gallery.choose``.
         now: the time as RFC 3339.
     """
 
@@ -99,12 +99,12 @@ class Installer:
         folder: Path,
         *,
         galleries: Sequence[Gallery] = (),
-        capability: str = DEFAULT_CAPABILITY,
+        capabilities: Sequence[str] = (DEFAULT_CAPABILITY,),
         now: Callable[[], str],
     ) -> None:
         self.folder = folder
         self._galleries = tuple(galleries) or (Gallery(str(BOXED_INDEX), "box"),)
-        self._capability = capability
+        self._capabilities = tuple(capabilities)
         self._now = now
 
     def find(self, name: str) -> Installed | None:
@@ -185,7 +185,7 @@ class Installer:
         galleries = tuple(wanted.galleries) or self._galleries
         for gallery in galleries:
             index = _local_path(gallery.url)
-            entry = choose(_entries(index), wanted.backend, self._capability)
+            entry = choose(_entries(index), wanted.backend, self._capabilities)
             if entry is not None:
                 metadata = Metadata(
                     name=folder_name(entry.name),
@@ -206,7 +206,7 @@ class Installer:
     def _names(self, galleries: Sequence[Gallery]) -> str:
         """What could be installed, for an error's text; the first few of many."""
         indexes = [_entries(_local_path(gallery.url)) for gallery in galleries]
-        names = sorted({one.name for index in indexes for one in index if choose(index, one.name, self._capability)})
+        names = sorted({one.name for index in indexes for one in index if choose(index, one.name, self._capabilities)})
         return ", ".join([*names[:NAMES_SHOWN], *(["…"] if len(names) > NAMES_SHOWN else [])]) or "none"
 
     def _stage(self, source: Path, metadata: Metadata, target: Path) -> None:

@@ -17,24 +17,14 @@ from twisted.internet.error import ProcessExitedAlready
 from twisted.internet.utils import getProcessOutputAndValue
 from twisted.logger import Logger
 
-from localai_dist.units import KiB, MiB
+from localai_dist.units import KiB
+from localai_dist.worker.gpus import NVIDIA_QUERY, Gpu, amd_gpu, parse_nvidia_smi
 from localai_dist.worker.timing import TooLate, bounded
 
 ASK_WITHIN = 5.0
 """Seconds nvidia-smi may take; it hangs when a driver is broken."""
 
-_QUERY = ("--query-gpu=memory.total,memory.free,compute_cap", "--format=csv,noheader,nounits")
 _log = Logger()
-
-
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """Graphics memory of all cards together (bytes), who made them, and the first one's compute capability."""
-
-    total_vram: int
-    available_vram: int
-    vendor: str
-    compute_capability: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,20 +77,6 @@ def parse_meminfo(text: str) -> tuple[int, int] | None:
     return total, available
 
 
-def parse_nvidia_smi(text: str) -> Gpu | None:
-    """All cards of an ``nvidia-smi`` answer (MiB per line), or None if there is none that can be read."""
-    total = free = 0
-    capability = ""
-    for line in text.strip().splitlines():
-        fields = [field.strip() for field in line.split(",")]
-        if len(fields) < 2 or not (fields[0].isdigit() and fields[1].isdigit()):
-            continue
-        total += int(fields[0]) * MiB
-        free += int(fields[1]) * MiB
-        capability = capability or (fields[2] if len(fields) > 2 else "")
-    return Gpu(total, free, "nvidia", capability) if total else None
-
-
 class NodeReadings:
     """
     Takes readings.
@@ -120,9 +96,11 @@ class NodeReadings:
         return Readings(await self._gpu(), _ram(), _disk(self._folder))
 
     async def _gpu(self) -> Gpu | None:
-        if self._nvidia_smi is None:
-            return None
-        asking = getProcessOutputAndValue(self._nvidia_smi, _QUERY, env=os.environ, reactor=self._reactor)
+        # With an NVIDIA card that is silent just now, the little one in the processor is not what the node has.
+        return amd_gpu() if self._nvidia_smi is None else await self._ask_nvidia(self._nvidia_smi)
+
+    async def _ask_nvidia(self, program: str) -> Gpu | None:
+        asking = getProcessOutputAndValue(program, NVIDIA_QUERY, env=os.environ, reactor=self._reactor)
         try:
             output, _errors, status = await bounded(asking, ASK_WITHIN, self._reactor, "nvidia-smi hangs")
         except (TooLate, OSError, ProcessExitedAlready) as error:

@@ -64,7 +64,7 @@ class BackendWorkerConfig:
         ports: the backends' ports.
         http_port: of our own server on loopback; 0 = any free one.
         backend_galleries: JSON text; empty = the gallery in the box.
-        capability: for meta entries of a gallery.
+        capabilities: for meta entries of a gallery; the one it likes most first.
         request_limits: of files of single requests.
         bucket: the object store; None = there is none.
         cache_limit: bytes of its files that are kept when no model has them any more.
@@ -78,7 +78,7 @@ class BackendWorkerConfig:
     ports: PortRange = DEFAULT_RANGE
     http_port: int = 0
     backend_galleries: str = ""
-    capability: str = DEFAULT_CAPABILITY
+    capabilities: tuple[str, ...] = (DEFAULT_CAPABILITY,)
     request_limits: RequestLimits | None = None
     bucket: Bucket | None = None
     cache_limit: int = DEFAULT_LIMIT
@@ -218,7 +218,7 @@ def make_backend_worker(
         installer=Installer(
             config.backends_path,
             galleries=parse_galleries(config.backend_galleries),
-            capability=config.capability,
+            capabilities=config.capabilities,
             now=_now,
         ),
         ports=PortTable(config.ports),

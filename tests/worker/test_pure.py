@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from localai_dist.ids import ProcessKey
-from localai_dist.units import KiB, MiB
+from localai_dist.units import KiB
 from localai_dist.worker.environment import backend_environment
 from localai_dist.worker.errors import InstallFailed
 from localai_dist.worker.gallery import Entry, Gallery, choose, parse_galleries, parse_index
 from localai_dist.worker.lifecycle import TRANSITIONS, IllegalInput, Input, State, step
 from localai_dist.worker.logs import KEYS_KEPT, LINE_BYTES, LINES_KEPT, LineCutter, LogLine, LogStore
-from localai_dist.worker.readings import Gpu, Readings, parse_meminfo, parse_nvidia_smi
+from localai_dist.worker.readings import Readings, parse_meminfo
 
 M0, M1 = ProcessKey("m", 0), ProcessKey("m", 1)
 
@@ -151,16 +151,20 @@ class GalleryTests(SynchronousTestCase):
 - name: cpu-x
   uri: x
 - name: x
-  capabilities: {default: cpu-x, nvidia: cuda-x}
+  capabilities: {default: cpu-x, nvidia: cuda-x, vulkan: vulkan-x}
+- name: cuda-x
+  uri: y
 """
 
     def test_choose(self) -> None:
-        """A backend is found by name, by alias, or through a meta entry by the worker's capability."""
+        """A backend is found by name, by alias, or through a meta entry by the first capability that it knows."""
         entries = parse_index(self.index, "here")
         self.assertEqual(choose(entries, "llama-cpp"), Entry("llama-cpp", "llama_cpp", "llama"))
         self.assertEqual(choose(entries, "llama"), choose(entries, "llama-cpp"))
         self.assertEqual(choose(entries, "x"), Entry("cpu-x", "x"))
-        self.assertIsNone(choose(entries, "x", "nvidia"), "the concrete entry it names does not exist")
+        self.assertEqual(choose(entries, "x", ("amd", "default")), Entry("cpu-x", "x"))
+        self.assertEqual(choose(entries, "x", ("nvidia-cuda-12", "nvidia", "default")), Entry("cuda-x", "y"))
+        self.assertIsNone(choose(entries, "x", ("vulkan", "default")), "the concrete entry it names does not exist")
         self.assertIsNone(choose(entries, "nothing"))
 
     def test_unreadable(self) -> None:
@@ -182,11 +186,6 @@ class ReadingsTests(SynchronousTestCase):
         """Memory is read as the kernel tells it."""
         self.assertEqual(parse_meminfo("MemTotal: 10 kB\nMemFree: 1 kB\nMemAvailable: 4 kB\n"), (10 * KiB, 4 * KiB))
         self.assertIsNone(parse_meminfo("nothing"))
-
-    def test_nvidia(self) -> None:
-        """Graphics memory is the sum over the cards; an error text is no card."""
-        self.assertEqual(parse_nvidia_smi("100, 40, 8.9\n100, 60, 8.9\n"), Gpu(200 * MiB, 100 * MiB, "nvidia", "8.9"))
-        self.assertIsNone(parse_nvidia_smi("NVIDIA-SMI has failed because it couldn't communicate"))
 
     def test_missing_is_left_out(self) -> None:
         """A reading that can't be had is left out of a beat, never told as zero."""

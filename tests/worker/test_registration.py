@@ -19,8 +19,9 @@ from localai_dist.backoff import Backoff
 from localai_dist.ids import NodeId
 from localai_dist.worker.errors import NotReached, RegistrationRefused
 from localai_dist.worker.frontends import ANSWER_WITHIN, Frontends
+from localai_dist.worker.gpus import Gpu
 from localai_dist.worker.identity import Identity, IdentityFile
-from localai_dist.worker.readings import Gpu, NodeReadings, Readings
+from localai_dist.worker.readings import NodeReadings, Readings
 from localai_dist.worker.registration import GOODBYE_WITHIN, Profile, Registration
 from tests.worker.support import reactor
 

@@ -1,0 +1,1 @@
+AMD's cards are measured (from the kernel's own files), and a worker knows which builds of a backend its card runs: the newest CUDA release its driver takes, then older ones, then plain ones. `LOCALAI_FORCE_META_BACKEND_CAPABILITY`, or a file `/run/localai/capability`, decides it by hand.
