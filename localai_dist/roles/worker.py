@@ -27,8 +27,8 @@ def make(settings: WorkerSettings, reactor: Any) -> IService:
         UserMistake: the native masker is missing, or the identity or a gallery can't be read.
     """
     require_masker()
-    member = make_member(
     able = capabilities(settings.force_meta_backend_capability)
+    member = make_member(
         settings,
         reactor,
         profile=Profile(
@@ -38,8 +38,8 @@ def make(settings: WorkerSettings, reactor: Any) -> IService:
             labels=settings.node_labels,
             max_replicas_per_model=settings.max_replicas_per_model,
             vram_budget=settings.vram_budget,
-        ),
             capability=able[0],
+        ),
         on_stream=lambda stream: server.on_stream(stream),
         readings=NodeReadings(reactor=reactor, folder=Path(settings.models_path)).take,
     )
@@ -47,7 +47,7 @@ def make(settings: WorkerSettings, reactor: Any) -> IService:
     return NodeService(server, member, patience=settings.lame_duck, data_path=Path(settings.data_path))
 
 
-def _server(settings: WorkerSettings, reactor: Any, member: Member) -> WorkerServer:
+def _server(settings: WorkerSettings, reactor: Any, member: Member, able: tuple[str, ...]) -> WorkerServer:
     return make_backend_worker(
         BackendWorkerConfig(
             registration_token=settings.registration_token,
@@ -57,8 +57,8 @@ def _server(settings: WorkerSettings, reactor: Any, member: Member) -> WorkerSer
             ports=PortRange(settings.base_port, settings.grpc_max_port or TOP_PORT),
             http_port=settings.http_port,
             backend_galleries=settings.backend_galleries,
-            secrets=(settings.storage_access_key, settings.storage_secret_key),
             capabilities=able,
+            secrets=(settings.storage_access_key, settings.storage_secret_key),
             bucket=bucket_of(settings),
             cache_limit=settings.storage_cache,
         ),

@@ -57,11 +57,11 @@ class WorkerSettings:
     backend_galleries: str = option(
         TEXT, "", "Backend galleries as a JSON list of {name, url}; empty: the one in the box."
     )
-    storage_url: str = option(
     force_meta_backend_capability: str = option(
         TEXT, "",
         "Which builds of backends to install (nvidia-cuda-12, amd, default, …); empty: by the card that is found.",
     )  # fmt: skip
+    storage_url: str = option(
         TEXT, "", "An S3 object store's address, to fetch model files from; empty: they come over the tunnel."
     )
     storage_bucket: str = option(TEXT, "localai", "The bucket in it.")
