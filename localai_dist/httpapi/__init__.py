@@ -5,8 +5,10 @@ Reading order:
     ``errors.py``        pure: every error a client can see, and what each exception becomes
     ``validation.py``    pure: a JSON body -> a typed request, or the field at fault
     ``routing.py``       pure: method and path -> route
+    ``multipart.py``     pure: a form's bytes -> its parts
     ``auth.py``          pure: keys, registration token, node token
     ``call.py``          one request as the routes see it, and what they may answer
+    ``form.py``          a form with a file, as it arrives;  ``discard.py``  the rest of a body nobody wants
     ``render.py``        answers and errors onto the wire
     ``sse.py``           an event stream that waits for a slow reader
     ``readiness.py``     the checks behind ``/readyz``

@@ -16,6 +16,7 @@ from localai_dist.worker.capability import capabilities
 from localai_dist.worker.ports import TOP_PORT, PortRange
 from localai_dist.worker.readings import NodeReadings
 from localai_dist.worker.registration import Profile
+from localai_dist.worker.request_files import RequestLimits
 from localai_dist.worker.service import BackendWorkerConfig, WorkerServer, make_backend_worker
 
 
@@ -61,6 +62,7 @@ def _server(settings: WorkerSettings, reactor: Any, member: Member, able: tuple[
             secrets=(settings.storage_access_key, settings.storage_secret_key),
             bucket=bucket_of(settings),
             cache_limit=settings.storage_cache,
+            request_limits=RequestLimits(settings.request_files_limit, settings.request_files_free),
         ),
         reactor=reactor,
         checks=member.checks,

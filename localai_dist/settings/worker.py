@@ -16,6 +16,7 @@ from localai_dist.settings.kinds import (
     DURATION,
     LABELS,
     MAYBE_ADDRESS,
+    MAYBE_SIZE,
     PATH,
     PORT,
     SWITCH,
@@ -71,6 +72,14 @@ class WorkerSettings:
     storage_cache: int = option(
         UPLOAD, 10 * GiB, "How much of the object store's files is kept here when no model has them any more."
     )
+    request_files_limit: int | None = option(
+        MAYBE_SIZE, None,
+        "How much files of requests (recordings) may have here together; empty: 10 % of the disk, at most 10 GiB.",
+        least=1,
+    )  # fmt: skip
+    request_files_free: int | None = option(
+        MAYBE_SIZE, None, "How much of the disk they leave free; empty: 5 % of it, at least 1 GiB."
+    )  # fmt: skip
 
     serve_addr: HostPort = option(
         ADDRESS, HostPort(LOOPBACK, BASE_PORT), "First port of the backends; only the port counts, they bind loopback."

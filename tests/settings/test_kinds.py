@@ -89,6 +89,11 @@ class OtherKindsTests(SynchronousTestCase):
         self.assertEqual(kinds.parse_upload_limit("15"), 15 * MiB)
         self.assertEqual(kinds.parse_upload_limit("1GB"), 10**9)
 
+    def test_sizes(self) -> None:
+        """A size is bytes or has a unit; none at all is shown as nothing."""
+        self.assertEqual((kinds.MAYBE_SIZE.parse("7"), kinds.MAYBE_SIZE.parse("2GiB")), (7, 2048 * MiB))
+        self.assertEqual((kinds.MAYBE_SIZE.show(None), kinds.MAYBE_SIZE.show(2048 * MiB)), ("", "2.0 GiB"))
+
     def test_numbers(self) -> None:
         """Whole numbers from 0, ports up to 65535, nothing else."""
         self.assertEqual(kinds.parse_count("7"), 7)

@@ -21,6 +21,7 @@ SAMPLES = {
     "port": "30007",
     "duration": "7s",
     "host:port": ":20007",
+    "size": "7MiB",
     "list, comma-separated": "six,seven",
     "URLs, comma-separated": "http://seven:7",
     "key=value, comma-separated": "seven=7",
@@ -182,6 +183,15 @@ class SecretTests(SynchronousTestCase):
 
 class CheckTests(SynchronousTestCase):
     """What can't work together."""
+
+    def test_room_for_requests_files(self) -> None:
+        """A worker's bounds on requests' files are the disk's unless they are set; none at all is refused (LOAD-23)."""
+        unset = worker()
+        self.assertEqual((unset.request_files_limit, unset.request_files_free), (None, None))
+        told = worker(LOCALAI_REQUEST_FILES_LIMIT="2GiB", LOCALAI_REQUEST_FILES_FREE="0")
+        self.assertEqual((told.request_files_limit, told.request_files_free), (2 * 1024**3, 0))
+        with self.assertRaises(UserMistake):
+            worker(LOCALAI_REQUEST_FILES_LIMIT="0")
 
     def test_value_errors_name_their_source(self) -> None:
         """A value that can't be read is refused with the name of the flag, variable or key it came from."""

@@ -6,6 +6,7 @@ Reading order:
     ``answers.py``    pure: completions, chunks, embeddings and model lists as JSON values
     ``text.py``       pure: bytes of replies -> text, tokens -> usage and finish reason
     ``streaming.py``  a generation onto an event stream
+    ``transcripts.py``  pure: what was heard, in each form;  ``audio.py``  the route of recordings
     ``routes.py``     the routes
 
 ::

@@ -1,0 +1,1 @@
+`/v1/audio/transcriptions` takes recordings as OpenAI's does and has them heard by any backend that answers AudioTranscription, warm or cold, on whichever node; the recording is on the node for as long as the request and no longer. How much room such files may take on a worker: `LOCALAI_REQUEST_FILES_LIMIT`, `LOCALAI_REQUEST_FILES_FREE`. A new dependency: python-multipart.
