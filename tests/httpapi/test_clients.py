@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Served(TestCase):
-    timeout = 20
+    timeout = 120
 
     def serve(self, channel: FakeChannel) -> World:
         world = World(channel)

@@ -78,7 +78,7 @@ class Client(Protocol):
 
 
 class RequestCase(TestCase):
-    timeout = 30
+    timeout = 120
 
     async def setUp(self) -> None:
         root = Resource()

@@ -44,7 +44,7 @@ class _Tunnels(Resource):
 class TunnelCase(TestCase):
     """One frontend's ``http``, ``verbs`` and ``stager``, and one ``worker``."""
 
-    timeout = 20
+    timeout = 120
 
     async def setUp(self) -> None:
         self.folder = Path(self.mktemp()).absolute()

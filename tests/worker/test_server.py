@@ -32,7 +32,7 @@ TOKEN = "registration-token"
 class ServerCase(TestCase):
     """A whole worker behind its loopback server, with a fake gRPC client."""
 
-    timeout = 30
+    timeout = 120
     token = TOKEN
 
     def setUp(self) -> None:

@@ -7,17 +7,19 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from twisted.internet.defer import Deferred, gatherResults
+from twisted.internet.defer import CancelledError, Deferred, gatherResults
 from twisted.internet.task import deferLater
 from twisted.trial.unittest import TestCase
 
 from localai_dist.ids import ProcessKey
 from localai_dist.worker import groups, guard, process
-from localai_dist.worker.errors import InstallFailed, PortsExhausted, StartFailed, StillRunning
-from localai_dist.worker.install import Wanted
+from localai_dist.worker.errors import InstallFailed, NotWanted, PortsExhausted, StartFailed, StillRunning
+from localai_dist.worker.install import Installed, Wanted
 from localai_dist.worker.lifecycle import State
 from localai_dist.worker.ports import PortRange, PortTable
 from tests.worker.support import Answer, World, reactor, write_backend, write_index
@@ -42,7 +44,7 @@ def free_range(count: int) -> PortRange:
 class ProcessCase(TestCase):
     """A world with three backends: an obedient one, one that ignores SIGTERM, one with a child of its own."""
 
-    timeout = 30
+    timeout = 120
 
     def setUp(self) -> None:
         folder = Path(self.mktemp()).absolute()
@@ -155,6 +157,92 @@ class StartTests(ProcessCase):
         """A worker that shuts down starts nothing any more."""
         await self.supervisor.close()
         await self.assertFailure(Deferred.fromCoroutine(self.begin("plain")), StartFailed)
+
+
+class LeaveTests(ProcessCase):
+    """Whoever asked for a backend leaves while it is copied; the copying waits for the test."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.go_on = threading.Event()
+        self.copying = 0
+        real = self.world.installer.install
+
+        def install(wanted: Wanted, check: Callable[[], None] = lambda: None) -> Installed:
+            self.copying += 1
+            while not self.go_on.wait(0.01):
+                check()
+            return real(wanted, check)
+
+        self.patch(self.world.installer, "install", install)
+
+    async def begun(self, key: ProcessKey = M0) -> Deferred[Any]:
+        before = self.copying
+        asked = Deferred.fromCoroutine(self.begin("plain", key))
+        await self.until(lambda: self.copying > before or before, "the copying")
+        return asked
+
+    async def test_an_install_that_nobody_wants_stops(self) -> None:
+        """The only one who asked leaves: the copying stops, nothing is left of it, the next one installs (LOAD-17)."""
+        asked = await self.begun()
+        asked.cancel()
+        await self.assertFailure(asked, CancelledError)
+        lock = self.supervisor._backend_lock("plain")
+        await self.until(lambda: not lock.locked, "the copying to stop")
+        self.assertEqual((self.copying, self.supervisor._installs), (1, {}))
+        self.assertIsNone(self.world.installer.find("plain"))
+        self.go_on.set()
+        self.assertEqual((await self.begin("plain")).backend, "plain")
+        self.assertEqual(self.copying, 2)
+
+    async def test_a_shared_install_goes_on(self) -> None:
+        """Two ask for one backend and one of them leaves: the other gets it, and it was copied once (LOAD-17)."""
+        first, second = await self.begun(M0), await self.begun(M1)
+        first.cancel()
+        await self.assertFailure(first, CancelledError)
+        self.go_on.set()
+        launch = await second
+        self.assertEqual((self.copying, launch.key), (1, M1))
+        self.assertEqual(self.supervisor.running(), [launch])
+
+    async def test_one_that_leaves_while_another_stops(self) -> None:
+        """Who asks while an unwanted install ends is not told of that one's end, and gets his own."""
+        first = await self.begun()
+        first.cancel()
+        second = Deferred.fromCoroutine(self.begin("plain"))
+        await self.assertFailure(first, CancelledError)
+        self.go_on.set()
+        self.assertEqual((await second).backend, "plain")
+
+    async def test_a_shutdown_waits_for_no_install(self) -> None:
+        """A worker that shuts down stops its installs, and says so to whoever waits for them."""
+        asked = await self.begun()
+        await self.supervisor.close()
+        await self.assertFailure(asked, NotWanted)
+
+    async def test_a_process_that_starts_is_left_to_the_next(self) -> None:
+        """Who leaves while the process starts leaves it behind: the next one who asks gets that process (LOAD-6)."""
+        self.go_on.set()
+        asked = Deferred.fromCoroutine(self.begin("plain"))
+        await self.until(lambda: "starting" in self.phases and self.supervisor._processes, "the start")
+        before = self.process()
+        asked.cancel()
+        await self.assertFailure(asked, CancelledError)
+        self.assertEqual(await self.begin("plain"), before.launch)
+
+    async def test_nothing_is_started_for_one_who_left(self) -> None:
+        """Who waited for its turn at a replica, and left, gets no process when the turn comes."""
+        self.go_on.set()
+        self.patch(process, "HEALTH_WITHIN", 0.5)
+        slow = Deferred.fromCoroutine(self.begin("silent"))
+        await self.until(lambda: self.supervisor._processes, "the first one's process")
+        waiting = Deferred.fromCoroutine(self.begin("plain"))
+        await self.until(lambda: self.world.installer.find("plain"), "the other one's turn to come next")
+        waiting.cancel()
+        await self.assertFailure(waiting, CancelledError)
+        await self.assertFailure(slow, StartFailed)
+        await self.until(lambda: not self.supervisor._key_locks, "everybody's turn")
+        self.assertEqual(self.supervisor._processes, {})
 
 
 class StopTests(ProcessCase):
