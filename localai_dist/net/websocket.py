@@ -17,7 +17,7 @@ from autobahn.twisted.websocket import (
 )
 from autobahn.websocket import USES_NVX
 from twisted.internet.defer import CancelledError, Deferred
-from twisted.internet.endpoints import HostnameEndpoint, wrapClientTLS
+from twisted.internet.endpoints import wrapClientTLS
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.ssl import optionsForClientTLS
 from twisted.python.failure import Failure
@@ -26,9 +26,11 @@ from twisted.web.server import NOT_DONE_YET
 from localai_dist.errors import UserMistake
 from localai_dist.net.answers import json_error
 from localai_dist.net.errors import DialFailed, DialRefused
+from localai_dist.net.proxy import way_to
 from localai_dist.net.session import MuxSession, SessionConfig
 from localai_dist.net.stream import MuxStream
 from localai_dist.net.websocket_carrier import WEBSOCKET_OPTIONS, ClientWire, ServerWire, WebSocketCarrier
+from localai_dist.settings.proxies import Proxies
 
 
 def require_masker() -> None:
@@ -58,6 +60,7 @@ async def dial(
     on_stream: Callable[[MuxStream], None] | None = None,
     timeout: float = 10.0,
     tls_trust: Any = None,
+    proxies: Proxies = Proxies(),
 ) -> MuxSession:
     """
     Open a session to ``url``.
@@ -70,13 +73,14 @@ async def dial(
         client: this end is the yamux client (odd stream ids).
         timeout: for everything up to the upgrade (s).
         tls_trust: trust roots for ``optionsForClientTLS``; None is the platform's.
+        proxies: what leads there; none is the direct way.
 
     Raises:
         DialFailed: no connection or no HTTP answer.
         DialRefused: an HTTP answer other than the upgrade.
     """
     require_masker()
-    address, factory, endpoint = _target(reactor, url, headers, tls_trust)
+    address, factory, endpoint = _target(reactor, url, headers, tls_trust, proxies)
     waiting: list[Deferred[Any]] = []
     call = reactor.callLater(timeout, lambda: waiting[0].cancel())
     wire: Any = None
@@ -113,7 +117,9 @@ class _ClientFactory(WebSocketClientFactory):
         return wire
 
 
-def _target(reactor: Any, url: str, headers: Mapping[str, str], tls_trust: Any) -> tuple[str, Any, Any]:
+def _target(
+    reactor: Any, url: str, headers: Mapping[str, str], tls_trust: Any, proxies: Proxies
+) -> tuple[str, Any, Any]:
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -131,7 +137,7 @@ def _target(reactor: Any, url: str, headers: Mapping[str, str], tls_trust: Any) 
     factory.protocol = ClientWire
     factory.noisy = False
     factory.setProtocolOptions(serverConnectionDropTimeout=0, **WEBSOCKET_OPTIONS)
-    endpoint: Any = HostnameEndpoint(reactor, parts.hostname, port)
+    endpoint: Any = way_to(reactor, proxies, scheme, parts.hostname, port)
     if scheme == "wss":
         endpoint = wrapClientTLS(optionsForClientTLS(parts.hostname, trustRoot=tls_trust), endpoint)
     return f"{host}:{port}", factory, endpoint

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import os
 import random
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
+from twisted.logger import Logger
+
+from localai_dist.net import websocket
 from localai_dist.net.session import SessionConfig
 from localai_dist.net.stream import MuxStream
 from localai_dist.roles.ending import end_with
+from localai_dist.settings.proxies import Proxies, parse_proxies
 from localai_dist.tunnel.dialer import TunnelClient
 from localai_dist.worker.frontends import Frontends
 from localai_dist.worker.identity import IdentityFile
 from localai_dist.worker.readings import TakeReadings, no_readings
 from localai_dist.worker.registration import Profile, Registration
+
+_log = Logger()
 
 
 class NodeSettings(Protocol):
@@ -90,11 +99,18 @@ def make_member(
         readings: what each registration and heartbeat tells of the machine.
 
     Raises:
-        UserMistake: the identity on the disk can't be read.
+        UserMistake: the identity on the disk can't be read, or a proxy variable names no proxy.
     """
+    proxies = parse_proxies(os.environ)
+    _tell_ways(settings.register_to, proxies)
     registration = Registration(
         reactor=reactor,
-        frontends=Frontends(reactor=reactor, urls=settings.register_to, registration_token=settings.registration_token),
+        frontends=Frontends(
+            reactor=reactor,
+            urls=settings.register_to,
+            registration_token=settings.registration_token,
+            proxies=proxies,
+        ),
         registration_token=settings.registration_token,
         profile=profile,
         identity_file=IdentityFile(Path(settings.data_path), profile.name),
@@ -115,5 +131,16 @@ def make_member(
         chance=random.random,
         config=session_config(settings.tunnel_keepalive),
         on_unauthorised=registration.register_again,
+        dial=partial(websocket.dial, proxies=proxies),
     )
     return Member(registration, tunnel)
+
+
+def _tell_ways(urls: Sequence[str], proxies: Proxies) -> None:
+    """One line for each frontend that is reached by a proxy: who looks for a lost connection wants to know."""
+    for url in urls:
+        parts = urlsplit(url)
+        proxy = proxies.towards(parts.scheme, parts.hostname or "", parts.port)
+        if proxy is not None:
+            text = "{url} is reached by way of the proxy {proxy} of {variable}"
+            _log.info(text, url=url, proxy=str(proxy), variable=proxy.variable)

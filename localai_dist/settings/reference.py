@@ -25,6 +25,8 @@ file that holds it, or the YAML key (`_file` works there too).
 
 Durations are written `500ms`, `90s`, `15m`, `1h30m`; sizes `12GB`, `12GiB`; shares `80%`. A switch is turned off by
 `--no-NAME`. Options marked *lab* are time knobs for tests and small labs; their defaults are right elsewhere.
+
+Workers also read the machine's own `HTTPS_PROXY`, `HTTP_PROXY` and `NO_PROXY`: [how](../howto/proxy.md).
 """
 
 _DAEMONS: tuple[tuple[str, type[Any]], ...] = (

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from twisted.internet.endpoints import wrapClientTLS
 from twisted.internet.error import ConnectError, ConnectionClosed, DNSLookupError, SSLError
 from twisted.internet.error import TimeoutError as ConnectTimeout
 from twisted.logger import Logger
 from twisted.web.client import (
+    URI,
     Agent,
     BrowserLikePolicyForHTTPS,
     RequestGenerationFailed,
@@ -23,9 +25,13 @@ from twisted.web.client import (
     ResponseNeverReceived,
 )
 from twisted.web.http_headers import Headers
+from twisted.web.iweb import IAgentEndpointFactory
+from zope.interface import implementer
 
 from localai_dist import __version__
+from localai_dist.net.proxy import ProxyFailed, way_to
 from localai_dist.relay.body import BodyBroken, BodyTooLarge, BytesBody, read_body
+from localai_dist.settings.proxies import Proxies
 from localai_dist.units import MiB
 from localai_dist.wire.credentials import AUTHORIZATION, NODE_TOKEN, VERSION, authorization
 from localai_dist.worker.errors import NotReached
@@ -52,6 +58,7 @@ _TROUBLES = (
     TooLate,
     BodyBroken,
     BodyTooLarge,
+    ProxyFailed,
 )
 
 
@@ -86,16 +93,25 @@ class Frontends:
         reactor: dials, and is the clock.
         urls: their addresses, without a trailing slash.
         registration_token: sent as bearer.
+        proxies: what leads to them.
         agent: for tests.
     """
 
     _log = Logger()
 
-    def __init__(self, *, reactor: Any, urls: Sequence[str], registration_token: str, agent: Any = None) -> None:
+    def __init__(
+        self,
+        *,
+        reactor: Any,
+        urls: Sequence[str],
+        registration_token: str,
+        proxies: Proxies = Proxies(),
+        agent: Any = None,
+    ) -> None:
         self._urls = [url.rstrip("/") for url in urls]
         self._reactor = reactor
         self._token = registration_token
-        self._agent = agent or Agent(reactor, BrowserLikePolicyForHTTPS(), connectTimeout=CONNECT_WITHIN)
+        self._agent = agent or Agent.usingEndpointFactory(reactor, _Ways(reactor, proxies))
 
     async def post(self, path: str, fields: Mapping[str, Any], *, node_token: str | None = None) -> FrontendAnswer:
         """
@@ -151,9 +167,30 @@ class Frontends:
         self, method: str, url: str, path: str, headers: Headers, fields: Mapping[str, Any] | None
     ) -> FrontendAnswer:
         body = None if fields is None else BytesBody(msgspec.json.encode(fields))
-        response = await self._agent.request(method.encode(), (url + path).encode(), headers, body)
+        response = await self._agent.request(method.encode(), (_over_http(url) + path).encode(), headers, body)
         raw = await read_body(response, ANSWER_BYTES)
         return FrontendAnswer(url, response.code, *_understood(raw))
+
+
+def _over_http(url: str) -> str:
+    """A frontend may be given as ``ws`` or ``wss``, too."""
+    return f"http{url[2:]}" if url[:2].lower() == "ws" else url
+
+
+@implementer(IAgentEndpointFactory)
+class _Ways:
+    """The way to each frontend: direct or by a proxy, and TLS where its address says so."""
+
+    def __init__(self, reactor: Any, proxies: Proxies) -> None:
+        self._reactor = reactor
+        self._proxies = proxies
+        self._tls = BrowserLikePolicyForHTTPS()
+
+    def endpointForURI(self, uri: URI) -> Any:
+        """See ``IAgentEndpointFactory``."""
+        scheme, host = uri.scheme.decode("ascii"), uri.host.decode("ascii")
+        way = way_to(self._reactor, self._proxies, scheme, host, uri.port, within=CONNECT_WITHIN)
+        return way if scheme != "https" else wrapClientTLS(self._tls.creatorForNetloc(uri.host, uri.port), way)
 
 
 def _understood(raw: bytes) -> tuple[Any, str]:

@@ -330,4 +330,32 @@ ATTACKS: tuple[Attack, ...] = (
         reddens=("tests.tunnel.test_dialer.TunnelClientTests.test_a_tunnel_that_nobody_owns_is_replaced",),
         leaves_green=("tests.tunnel.test_dialer.TunnelClientTests.test_make_before_break",),
     ),
+    Attack(
+        name="the-proxy-is-passed-by",
+        file="localai_dist/net/proxy.py",
+        old="    if proxy is None:\n        return HostnameEndpoint(reactor, host, port",
+        new="    if proxy is not None:\n        return HostnameEndpoint(reactor, host, port",
+        reddens=(
+            "tests.net.test_proxy.SocketTests.test_a_session",
+            "tests.worker.test_way.WayTests.test_a_call",
+            "tests/process/test_proxy.py::test_a_worker_reaches_its_frontend_by_the_proxy_alone",
+        ),
+        leaves_green=("tests.net.test_proxy.AskingTests.test_bytes_after_the_head",),
+    ),
+    Attack(
+        name="bytes-behind-the-proxys-answer-are-lost",
+        file="localai_dist/net/proxy.py",
+        old="        if rest:\n            inner.dataReceived(rest)\n",
+        new="",
+        reddens=("tests.net.test_proxy.AskingTests.test_bytes_after_the_head",),
+        leaves_green=("tests.net.test_proxy.SocketTests.test_a_session",),
+    ),
+    Attack(
+        name="a-silent-proxy-is-waited-for",
+        file="localai_dist/net/proxy.py",
+        old="        self._late = self._clock.callLater(ANSWER_WITHIN, ",
+        new="        self._late = self._clock.callLater(9 * ANSWER_WITHIN, ",
+        reddens=("tests.net.test_proxy.AskingTests.test_silence",),
+        leaves_green=("tests.net.test_proxy.AskingTests.test_early_close",),
+    ),
 )

@@ -54,10 +54,10 @@ class TlsTests(WebSocketCase):
             await self.dial()
 
 
-def make_certificate() -> tuple[Any, Any]:
-    """A key and a self-signed certificate for localhost."""
+def make_certificate(host: str = "localhost") -> tuple[Any, Any]:
+    """A key and a self-signed certificate for ``host``."""
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, host)])
     now = datetime.datetime.now(datetime.UTC)
     certificate = (
         x509.CertificateBuilder()
@@ -67,7 +67,7 @@ def make_certificate() -> tuple[Any, Any]:
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(days=1))
         .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(host)]), critical=False)
         .sign(key, hashes.SHA256())
     )
     return PKey.from_cryptography_key(key), X509.from_cryptography(certificate)
