@@ -148,4 +148,12 @@ ATTACKS: tuple[Attack, ...] = (
         reddens=("tests.mux.test_pacing.DelayCapTests.test_a_larger_window_is_not_taken_for_arrival",),
         leaves_green=("tests.mux.test_pacing.DelayCapTests.test_unknown_pong_is_ignored",),
     ),
+    Attack(
+        name="mux-go-away-drops-what-open-streams-get",
+        file="localai_dist/mux/receiver.py",
+        old="        if stream is not None and stream.state is not State.RESET:\n",
+        new="        if stream is not None and stream.state is not State.RESET and self.go_away_sent is None:\n",
+        reddens=("tests.mux.test_two_sessions.TwoSessionsTests.test_random_schedule",),
+        leaves_green=("tests.net.test_stream.MuxStreamSuite.test_order",),
+    ),
 )

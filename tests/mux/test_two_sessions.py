@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections import Counter
+from typing import Any, ClassVar
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 from twisted.trial.unittest import SynchronousTestCase
 
 from localai_dist.mux import errors, events
 from localai_dist.mux.classes import TrafficClass
+from localai_dist.mux.sender import BATCH_MAX
 from localai_dist.mux.session import Limits, Session
 from localai_dist.mux.stream import Stream
 from localai_dist.units import KiB, MiB
@@ -61,6 +70,15 @@ class End:
 
 
 class TwoSessions(RuleBasedStateMachine):
+    """
+    Two sessions and the wires between them.
+
+    Attributes:
+        happened: what all schedules did before their teardown, so that the test knows that they did it.
+    """
+
+    happened: ClassVar[Counter[str]] = Counter()
+
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
@@ -70,6 +88,26 @@ class TwoSessions(RuleBasedStateMachine):
     def pick(self, data: Any, end: End) -> Stream | None:
         live = [stream for stream in end.live.values() if not stream.over]
         return data.draw(st.sampled_from(live)) if live else None
+
+    @initialize(counts=st.tuples(st.integers(1, 4), st.integers(1, 4)))
+    def begin(self, counts: tuple[int, int]) -> None:
+        """A few streams of each side that both ends have, each with bytes to read, for the other rules to use."""
+        for end, count in zip(self.ends, counts, strict=True):
+            for _ in range(count):
+                end.adopt(end.core.open())
+        self.exchange()
+        for end in self.ends:
+            for stream in end.live.values():
+                end.core.accept(stream)
+                self.put(end, stream, 40_000)
+        self.exchange()
+
+    @rule()
+    def exchange(self) -> None:
+        """What both may send arrives."""
+        for side in (0, 1):
+            self.send(side, 0)
+            self.deliver(side, 1 << 30)
 
     @rule(side=st.integers(0, 1), traffic=st.sampled_from(TrafficClass))
     def open(self, side: int, traffic: TrafficClass) -> None:
@@ -84,11 +122,16 @@ class TwoSessions(RuleBasedStateMachine):
         end = self.ends[side]
         stream = self.pick(data, end)
         if stream is not None and stream.writable and stream.queued < MiB:
-            self.count += 1
-            payload = (b"%d." % self.count) * (size // 2 + 1)
-            end.core.write(stream, payload[:size], self.now)
-            end.wrote[stream.id] += payload[:size]
+            self.put(end, stream, size)
 
+    def put(self, end: End, stream: Stream, size: int) -> None:
+        """Write so many bytes that tell what was written when."""
+        self.count += 1
+        payload = (b"%d." % self.count) * (size // 2 + 1)
+        end.core.write(stream, payload[:size], self.now)
+        end.wrote[stream.id] += payload[:size]
+
+    @precondition(lambda self: any(any(end.unread.values()) for end in self.ends))
     @rule(side=st.integers(0, 1), data=st.data(), share=st.sampled_from([0.1, 0.5, 1.0]))
     def read(self, side: int, data: Any, share: float) -> None:
         end = self.ends[side]
@@ -96,6 +139,7 @@ class TwoSessions(RuleBasedStateMachine):
         if waiting:
             number = data.draw(st.sampled_from(waiting))
             count = max(1, int(len(end.unread[number]) * share))
+            self.happened["bytes read"] += count
             end.read[number] += end.unread[number][:count]
             del end.unread[number][:count]
             end.core.consumed(end.live[number], count, self.now)
@@ -110,6 +154,7 @@ class TwoSessions(RuleBasedStateMachine):
     def finish(self, side: int, data: Any) -> None:
         stream = self.pick(data, self.ends[side])
         if stream is not None:
+            self.happened["half-closes"] += stream.writable
             self.ends[side].core.finish(stream)
 
     @rule(side=st.integers(0, 1), data=st.data())
@@ -117,6 +162,7 @@ class TwoSessions(RuleBasedStateMachine):
         end = self.ends[side]
         stream = self.pick(data, end)
         if stream is not None:
+            self.happened["resets"] += 1
             end.core.reset(stream)
             end.drop(stream, self.now)
 
@@ -124,16 +170,17 @@ class TwoSessions(RuleBasedStateMachine):
     def ping(self, side: int) -> None:
         self.ends[side].core.ping(self.now)
 
-    @precondition(lambda self: self.count > 30)
+    @precondition(lambda self: self.count > 8)
     @rule(side=st.integers(0, 1))
     def go_away(self, side: int) -> None:
+        self.happened["go-aways"] += self.ends[side].core.go_away_sent is None
         self.ends[side].core.go_away()
 
     @rule(side=st.integers(0, 1), held=st.sampled_from([0, 0, 50_000, 200_000]))
     def send(self, side: int, held: int) -> None:
         end = self.ends[side]
         batch = end.core.next_batch(self.now, held)
-        assert batch.size == sum(map(len, batch.parts)) <= 65_522
+        assert batch.size == sum(map(len, batch.parts)) <= BATCH_MAX
         end.wire += b"".join(batch.parts)
 
     @rule(side=st.integers(0, 1), size=st.sampled_from([1, 5, 12, 13, 4096, 100_000]))
@@ -186,6 +233,9 @@ class TwoSessions(RuleBasedStateMachine):
 class TwoSessionsTests(SynchronousTestCase):
     def test_random_schedule(self) -> None:
         """Bytes arrive once and in order, credit is never negative, buffers stay bounded, nothing is left (MUX-3)."""
+        TwoSessions.happened.clear()
         run_state_machine_as_test(
-            TwoSessions, settings=settings(max_examples=60, stateful_step_count=60, deadline=None)
+            TwoSessions, settings=settings(max_examples=80, stateful_step_count=60, deadline=None)
         )
+        for what, least in {"bytes read": 100_000, "half-closes": 10, "resets": 10, "go-aways": 3}.items():
+            self.assertGreaterEqual(TwoSessions.happened[what], least, what)
