@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import http.client
 import json
+import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +26,8 @@ ANSWERS = {
     "tiny-facts": ("What is the capital of Kenya?", "The capital of Kenya is Nairobi."),
     "tiny-words": ("What is cat in French?", "The French word for cat is chat."),
 }
+FLOOD = 50_000_000
+"""More than every buffer on the way holds (bytes)."""
 
 
 @pytest.fixture(scope="module")
@@ -122,13 +126,29 @@ def test_embeddings(fleet: Cluster, model: str) -> None:
 
 
 def test_no_request_fails_beside_a_stalled_client(fleet: Cluster) -> None:
-    """200 requests over both frontends and models succeed while a client reads nothing of 50 MB (WALK-6)."""
-    add_model(fleet, "flood", f"test:reply_bytes={50_000_000}", "test:piece_bytes=65536")
+    """
+    200 requests over both frontends and models succeed while a client reads nothing of 50 MB; it isn't cut off, the
+    backend waits for it, and when it reads again it gets all of them (WALK-6).
+    """
+    events = add_model(fleet, "flood", f"test:reply_bytes={FLOOD}", "test:piece_bytes=65536")
     for model, (question, _) in ANSWERS.items():
         assert chat(fleet, fleet.frontends[0], model, question).status == 200
-    with stalled(fleet, fleet.frontends[0], "flood"), ThreadPoolExecutor(8) as pool:
-        failures = [trouble for trouble in pool.map(lambda n: _one_of_200(fleet, n), range(200)) if trouble]
-    assert failures == []
+    with stalled(fleet, fleet.frontends[0], "flood") as connection:
+        with ThreadPoolExecutor(8) as pool:
+            failures = [trouble for trouble in pool.map(lambda n: _one_of_200(fleet, n), range(200)) if trouble]
+        assert failures == []
+        assert reported(events, "start") and not reported(events, "done") and not reported(events, "cancelled")
+        assert said_on(connection) == FLOOD
+    until("the backend's end", lambda: reported(events, "done"), 60)
+
+
+def said_on(connection: socket.socket) -> int:
+    """How many characters a streamed chat says, read to its own end."""
+    answer = http.client.HTTPResponse(connection)
+    answer.begin()
+    events = [line[len(b"data: ") :].strip() for line in answer if line.startswith(b"data: ")]
+    assert events[-1] == b"[DONE]"
+    return sum(len(json.loads(event)["choices"][0]["delta"].get("content") or "") for event in events[:-1])
 
 
 def _one_of_200(cluster: Cluster, number: int) -> str:
@@ -149,11 +169,11 @@ def _one_of_200(cluster: Cluster, number: int) -> str:
 
 
 @contextmanager
-def stalled(cluster: Cluster, frontend: Frontend, model: str) -> Iterator[None]:
-    """A client that asked for a long stream, saw it begin, and reads nothing more."""
+def stalled(cluster: Cluster, frontend: Frontend, model: str) -> Iterator[socket.socket]:
+    """A client that asked for a long stream, saw it begin, and took nothing of it yet."""
     with open_chat(cluster, frontend, model) as connection:
-        assert connection.recv(100).startswith(b"HTTP/1.1 200")
-        yield
+        assert connection.recv(12, socket.MSG_PEEK | socket.MSG_WAITALL) == b"HTTP/1.1 200"
+        yield connection
 
 
 def test_chunks_are_openais(fleet: Cluster) -> None:
