@@ -159,7 +159,7 @@ class Inference:
         Raises:
             NoSpace: no node with a replica has room for it.
         """
-        lent = Lent(self._files, recording, deadline=deadline)
+        lent = Lent(self._files, recording, clock=self._clock, deadline=deadline)
 
         async def listen(lease: Lease) -> pb.TranscriptResult:
             asked = pb.TranscriptRequest()

@@ -96,6 +96,7 @@ class FilesResource(GuardedResource):
         except OSError as error:
             return _misfit(request, error)
         if request.method == b"HEAD":
+            self._requests.saw(key)
             return respond(request, self._head(request, path))
         if request.method == b"GET":
             return self._get(request, path)

@@ -6,7 +6,7 @@ Source: wire contract §6 (ephemeral staging limits), LOAD-23.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 
 from localai_dist.units import HOUR, GiB, format_size
 from localai_dist.worker.errors import NoRoom, RequestOver
@@ -40,7 +40,8 @@ class Quota:
         self._limit = limit
         self._floor = floor
         self._files: dict[tuple[str, str], int] = {}
-        self._live: dict[str, int] = {}
+        self._writing: Counter[tuple[str, str]] = Counter()
+        self._seen: dict[str, float] = {}
         self._released: OrderedDict[str, float] = OrderedDict()
 
     @property
@@ -50,7 +51,24 @@ class Quota:
 
     def is_live(self, request: str) -> bool:
         """Whether a file of ``request`` is being written."""
-        return request in self._live
+        return any(owner == request for owner, _ in self._writing)
+
+    def requests(self) -> set[str]:
+        """Requests that have files here, or room reserved for some."""
+        return {owner for owner, _ in self._files}
+
+    def being_written(self, *, but: tuple[str, str]) -> dict[tuple[str, str], int]:
+        """What is reserved for each file that is being written, ``but`` one: request and name -> bytes."""
+        return {file: self._files[file] for file in self._writing if file != but}
+
+    def saw(self, request: str, now: float) -> None:
+        """Somebody asked about a file of ``request``, so it goes on."""
+        if request in self.requests():
+            self._seen[request] = now
+
+    def last_seen(self, request: str) -> float:
+        """When somebody last wrote a file of ``request`` or asked about one, in this run; 0 is never."""
+        return self._seen.get(request, 0.0)
 
     def is_over(self, request: str, now: float) -> bool:
         """Whether ``request`` was released."""
@@ -68,7 +86,7 @@ class Quota:
 
         Args:
             there: bytes of it on the disk already.
-            free: bytes free on the file system.
+            free: bytes free on the file system, less what is still to come of others that are being written.
 
         Raises:
             RequestOver: the request was released.
@@ -88,13 +106,14 @@ class Quota:
                 f"disk stay free, {format_size(free)} are left"
             )
         self._files[request, name] = size
-        self._live[request] = self._live.get(request, 0) + 1
+        self._writing[request, name] += 1
+        self._seen[request] = now
 
-    def end(self, request: str) -> None:
+    def end(self, request: str, name: str) -> None:
         """One write is over; what it reserved stays until the request is forgotten."""
-        self._live[request] -= 1
-        if not self._live[request]:
-            del self._live[request]
+        self._writing[request, name] -= 1
+        if not self._writing[request, name]:
+            del self._writing[request, name]
 
     def release(self, request: str, now: float) -> None:
         """The request is over: late files of it are refused."""
@@ -107,3 +126,4 @@ class Quota:
         """Its files are gone."""
         for key in [key for key in self._files if key[0] == request]:
             del self._files[key]
+        self._seen.pop(request, None)

@@ -1,7 +1,8 @@
 """
 Files of single requests (an image, a recording): staged under ``ephemeral/<request>/…``, gone when the request is.
 
-Bounded by ``quota``; what nobody releases is swept after an hour, never through a link, never while it is written.
+Bounded by ``quota``; what nobody releases is swept an hour after it was last written or asked about, never through a
+link, never while it is written.
 
 Source: wire contract §6 (ephemeral staging limits), LOAD-23.
 """
@@ -10,10 +11,12 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from twisted.internet.defer import DeferredLock
 
 from localai_dist.errors import InvalidName
 from localai_dist.units import HOUR
@@ -52,6 +55,7 @@ class RequestFiles:
         self._now = now
         self._limits = limits or RequestLimits()
         self._quota: Quota | None = None
+        self._deciding = DeferredLock()  # between a look at the disk and the reservation nobody else reserves
 
     @asynccontextmanager
     async def writing(self, key: StagingKey, request: PutRequest) -> AsyncIterator[None]:
@@ -71,15 +75,28 @@ class RequestFiles:
         if size is None:
             raise InvalidName("a request's file needs a Content-Length")
         _, owner, *rest = key.parts
+        name = "/".join(rest)
         quota = await self._ready()
-        there, free = await self._offload(_room, self._areas.path(key), self._areas.root(Area.STAGING))
-        quota.begin(owner, "/".join(rest), size, there=there, free=free, now=self._now())
+        await self._deciding.acquire()
+        try:
+            pending = {
+                self._folder() / "/".join(file): of for file, of in quota.being_written(but=(owner, name)).items()
+            }
+            room = await self._offload(_room, self._areas.path(key), self._areas.root(Area.STAGING), pending)
+            quota.begin(owner, name, size, there=room.there, free=room.free, now=self._now())
+        finally:
+            self._deciding.release()
         try:
             yield
         finally:
-            quota.end(owner)
+            quota.end(owner, name)
             if quota.is_over(owner, self._now()) and not quota.is_live(owner):
                 await self._remove(quota, owner)
+
+    def saw(self, key: StagingKey) -> None:
+        """Somebody asked about ``key``: the request that it may be of goes on."""
+        if self._quota is not None and is_ephemeral(key) and len(key.parts) > 1:
+            self._quota.saw(key.parts[1], self._now())
 
     async def release(self, owner: str) -> None:
         """
@@ -98,10 +115,15 @@ class RequestFiles:
         """Remove what is left of requests nobody released; which ones."""
         quota = await self._ready()
         ages = await self._offload(_ages, self._folder())
-        old = [owner for owner, touched in ages.items() if self._now() - touched > LEFT_OVER]
-        gone = [owner for owner in old if not quota.is_live(owner)]
-        for owner in gone:
+        gone = []
+        for owner in sorted({*ages, *quota.requests()}):
+            touched = max(ages.get(owner, 0.0), quota.last_seen(owner))
+            if self._now() - touched <= LEFT_OVER or quota.is_live(owner):
+                continue
+            quota.release(owner, self._now())  # what comes while it is removed is refused, not removed half
             await self._remove(quota, owner)
+            if owner in ages:
+                gone.append(owner)
         return gone
 
     async def _remove(self, quota: Quota, owner: str) -> None:
@@ -132,10 +154,25 @@ def is_ephemeral(key: StagingKey) -> bool:
     return key.area is Area.STAGING and key.parts[0] == EPHEMERAL
 
 
-def _room(path: Path, root: Path) -> tuple[int, int]:
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """Bytes of a file on the disk already, and bytes free, less what others that are being written still need."""
+
+    there: int
+    free: int
+
+
+def _room(path: Path, root: Path, pending: Mapping[Path, int]) -> _Room:
     root.mkdir(parents=True, exist_ok=True)
-    there = path.stat().st_size if path.is_file() else 0
-    return there, shutil.disk_usage(root).free
+    to_come = sum(max(0, size - _size(other)) for other, size in pending.items())
+    return _Room(_size(path), shutil.disk_usage(root).free - to_come)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size if path.is_file() else 0
+    except FileNotFoundError:
+        return 0  # it went between the two
 
 
 def _survey(root: Path, folder: Path) -> tuple[int, list[tuple[str, str, int]]]:

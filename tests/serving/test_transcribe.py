@@ -12,6 +12,7 @@ from localai_dist.grpcclient.status import Origin, RpcError, StatusCode
 from localai_dist.reach import Answer, Answered, NotServed, Refused, Unreached
 from localai_dist.rpc import backend_pb2 as pb
 from localai_dist.serving.errors import RequestRefused
+from localai_dist.serving.lent import REMIND
 from localai_dist.staging.errors import NoSpace, UploadRefused
 from tests.serving.doubles import FakeChannel, FakeReplica
 from tests.serving.test_inference import LOST, A, B, World, run
@@ -114,6 +115,26 @@ class TranscribeTests(SynchronousTestCase):
         outcome = self.failureResultOf(self.transcribe(world), Unreached).value.outcome
         assert isinstance(outcome, Refused)
         self.assertIn("bad hash", outcome.text)
+        self.assert_nothing_left(world)
+
+    def test_a_long_wait(self) -> None:
+        """
+        While the backend takes hours the node is told now and then that the request goes on, and then no more; a way
+        that is broken just then is no failure (LOAD-23).
+        """
+        channel = FakeChannel(hold=Deferred())
+        world = self.world(channel)
+        asked = self.transcribe(world)
+        world.clock.pump([REMIND / 2] * 4)
+        self.assertEqual(len({staged[:2] for staged in world.files.staged}), 1)
+        self.assertEqual(len(world.files.staged), 3)
+        world.files.troubles = [Unreached(NotServed("the stream ended"))]
+        world.clock.advance(REMIND)
+        world.files.hold = Deferred()
+        world.clock.advance(REMIND)
+        assert channel.hold is not None
+        channel.hold.callback(None)
+        self.assertEqual(self.successResultOf(asked).text, "hello")
         self.assert_nothing_left(world)
 
     def test_the_client_leaves(self) -> None:

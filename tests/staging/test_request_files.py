@@ -17,6 +17,7 @@ from localai_dist.staging.upload import Stager
 from localai_dist.wire.file_verbs import FILES_RELEASE, ErrorReply, ReleaseRequest
 from localai_dist.wire.keys import InvalidKey
 from localai_dist.wire.verbs import Verb
+from localai_dist.worker import request_files as worker_side
 from localai_dist.worker.request_files import RequestLimits
 from localai_dist.worker.service import WorkerServer, make_backend_worker
 from tests.staging.doubles import Answer, FileServer, Kept, Sink, at_once
@@ -62,6 +63,16 @@ class RequestFilesTests(RequestFilesCase):
         self.assertFalse(image.exists())
         self.assertIn("410", await self.refused("req-1", "late.png"))
         self.assertTrue((await self.stage("req-2", "other.png")).exists())
+
+    async def test_asking_again_tells_the_worker(self) -> None:
+        """
+        A file that is there is not sent again, and the worker notes that somebody still wants it (LOAD-23).
+        """
+        seen: list[str] = []
+        await self.stage("req-1", "a.png")
+        self.patch(worker_side.RequestFiles, "saw", lambda _, key: seen.append(str(key)))
+        await self.stage("req-1", "a.png")
+        self.assertEqual(seen, ["ephemeral/req-1/inputs/a.png"])
 
     async def test_the_byte_limit(self) -> None:
         """

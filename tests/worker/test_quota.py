@@ -49,9 +49,10 @@ class QuotaTests(SynchronousTestCase):
         """A request is live until its last write ended; its room stays taken until its files are gone (LOAD-23)."""
         self.begin("a", "x", 10)
         self.begin("a", "y", 10)
-        self.quota.end("a")
+        self.assertEqual(self.quota.being_written(but=("a", "y")), {("a", "x"): 10})
+        self.quota.end("a", "x")
         self.assertTrue(self.quota.is_live("a"))
-        self.quota.end("a")
+        self.quota.end("a", "y")
         self.assertEqual((self.quota.is_live("a"), self.quota.held), (False, 20))
         self.quota.forget("a")
         self.assertEqual(self.quota.held, 0)
@@ -83,6 +84,15 @@ class QuotaTests(SynchronousTestCase):
         self.quota.found("a", "x", 5)
         self.quota.found("b", "x", 60)
         self.assertEqual(self.quota.held, 90)
+
+    def test_who_was_seen(self) -> None:
+        """A request is seen when it writes and when it is asked about; one without files is not noted (LOAD-23)."""
+        self.begin("a", "x", 1, now=5)
+        self.quota.saw("a", 7)
+        self.quota.saw("b", 7)
+        self.assertEqual((self.quota.requests(), [self.quota.last_seen(it) for it in "ab"]), ({"a"}, [7, 0]))
+        self.quota.forget("a")
+        self.assertEqual((self.quota.requests(), self.quota.last_seen("a")), (set(), 0))
 
     def test_defaults(self) -> None:
         """By the file system's size: a tenth but at most 10 GiB; a twentieth but at least 1 GiB free (LOAD-23)."""

@@ -235,23 +235,80 @@ class RequestFilesTests(SweepCase):
     def test_leftovers_are_swept(self) -> None:
         """Nobody released it: after an hour it goes, but not while it is written (LOAD-23)."""
         self.run_(self.write("ephemeral/r1/inputs/a", b"x"))
-        self.age(self.staging, LEFT_OVER - 1)
-        self.sweep()
+        self.later(LEFT_OVER - 1)
         self.assertTrue(self.left(self.staging))
 
         async def sweep_while_written() -> None:
             async with self.requests.writing(parse_key("ephemeral/r1/inputs/b"), PutRequest(None, None, 3)):
-                self.age(self.staging, LEFT_OVER + 1)
+                self.now += LEFT_OVER + 1
                 await self.sweeper.sweep()
 
         self.run_(sweep_while_written())
         self.assertTrue(self.left(self.staging))
         self.sweep()
         self.assertEqual(self.left(self.staging), [])
+        self.failed(self.write("ephemeral/r1/inputs/late", b"1"), RequestOver)
+
+    def test_a_request_that_is_asked_about_goes_on(self) -> None:
+        """A request that waits for its turn keeps its file while its frontend asks about it now and then (LOAD-23)."""
+        self.run_(self.write("ephemeral/r1/inputs/a", b"x"))
+        for _ in range(5):
+            self.later(LEFT_OVER - 1)
+            self.requests.saw(parse_key("ephemeral/r1/inputs/a"))
+        self.requests.saw(parse_key("ephemeral"))
+        self.requests.saw(parse_key("models/m/f"))
+        self.assertTrue(self.left(self.staging))
+        self.later(LEFT_OVER + 1)
+        self.assertEqual(self.left(self.staging), [])
+
+    def test_room_that_nobody_used_is_given_back(self) -> None:
+        """What was reserved for a file whose sender died before the first byte is free after an hour (LOAD-23)."""
+        requests = self.fresh(limit=100)
+
+        async def dying() -> None:
+            async with requests.writing(parse_key("ephemeral/r1/inputs/a"), PutRequest(None, None, 90)):
+                pass
+
+        self.run_(dying())
+        self.failed(self.write("ephemeral/r2/inputs/a", b"x" * 20, requests), NoRoom)
+        self.now += LEFT_OVER + 1
+        self.assertEqual(self.run_(requests.sweep()), [])
+        self.run_(self.write("ephemeral/r2/inputs/a", b"x" * 20, requests))
+
+    def test_the_floor_counts_files_on_their_way(self) -> None:
+        """Two files that arrive at once do not both take the disk's last free bytes (LOAD-23)."""
+        free = shutil.disk_usage(self.root).free
+        requests = RequestFiles(
+            self.areas,
+            offload=self.steps,
+            now=lambda: self.now,
+            limits=RequestLimits(limit=10 * free, floor=free // 4),
+        )
+        half, done = free // 2, Deferred[None]()
+
+        async def slowly() -> None:
+            async with requests.writing(parse_key("ephemeral/r1/inputs/a"), PutRequest(None, None, half)):
+                await done
+
+        going = Deferred.fromCoroutine(slowly())
+        self.failed(self.reserve(requests, "ephemeral/r2/inputs/a", half), NoRoom)
+        done.callback(None)
+        self.successResultOf(going)
+        self.run_(self.reserve(requests, "ephemeral/r2/inputs/a", half))
+
+    async def reserve(self, requests: RequestFiles, key: str, size: int) -> None:
+        async with requests.writing(parse_key(key), PutRequest(None, None, size)):
+            pass
+
+    def later(self, seconds: float) -> None:
+        """So much later there is a round."""
+        self.now += seconds
+        self.sweep()
 
     def test_the_newest_file_keeps_the_request(self) -> None:
         """A request whose last file came a moment ago is not left over (LOAD-23)."""
         self.run_(self.write("ephemeral/r1/inputs/deep/a", b"x"))
+        self.now += LEFT_OVER + 1
         self.age(self.staging, LEFT_OVER + 1)
         os.utime(self.staging / "ephemeral/r1/inputs/deep/a", (self.now - 5,) * 2)
         self.sweep()
