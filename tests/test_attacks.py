@@ -7,6 +7,8 @@ from pathlib import Path
 from twisted.python.reflect import namedAny
 from twisted.trial.unittest import SynchronousTestCase
 
+from tests.attacks.__main__ import Outcome, Trials
+from tests.attacks.attack import Attack
 from tests.attacks.catalogue import ATTACKS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -37,3 +39,51 @@ class CatalogueTests(SynchronousTestCase):
         """Each attack has a name of its own."""
         names = [attack.name for attack in ATTACKS]
         self.assertEqual(len(names), len(set(names)))
+
+
+class VerdictTests(SynchronousTestCase):
+    """What counts as a proof, and what only looks like one."""
+
+    def setUp(self) -> None:
+        self.tree = Path(self.mktemp())
+        self.tree.mkdir()
+        self.source = self.tree / "code"
+        self.source.write_text("whole")
+        self.ran: list[tuple[str, str]] = []
+
+    def verdict(self, whole: Outcome = Outcome.GREEN, broken: Outcome = Outcome.RED) -> list[str]:
+        """Of an attack on ``code`` whose test ends so in the whole and so in the broken tree."""
+
+        def run(tree: Path, test: str) -> Outcome:
+            text = (tree / "code").read_text()
+            self.ran.append((text, test))
+            if test == "other":
+                return Outcome.GREEN
+            return whole if text == "whole" else broken
+
+        trials = Trials(self.tree, run)
+        attack = Attack("it", "code", "whole", "broken", reddens=("one",), leaves_green=("other",))
+        found = trials.verdict(attack)
+        self.assertEqual(trials.verdict(attack), found)
+        self.assertEqual(self.source.read_text(), "whole")
+        return found
+
+    def test_proven(self) -> None:
+        """A test that is green before and red after is a proof; unbroken it is run once, for all attacks."""
+        self.assertEqual(self.verdict(), [])
+        self.assertEqual(self.ran.count(("whole", "one")), 1)
+        self.assertEqual(self.ran.count(("broken", "one")), 2)
+
+    def test_still_green(self) -> None:
+        """A test that does not notice is told."""
+        self.assertEqual(self.verdict(broken=Outcome.GREEN), ["did not redden one"])
+
+    def test_red_already(self) -> None:
+        """A test that was red before anything was broken proves nothing; neither does one that is skipped."""
+        self.assertEqual(self.verdict(whole=Outcome.RED), ["red before anything was broken: one"])
+        self.assertEqual(self.verdict(whole=Outcome.NOTHING), ["nothing run before anything was broken: one"])
+
+    def test_without_an_end(self) -> None:
+        """A test that does not end is not one that reddened."""
+        [found] = self.verdict(broken=Outcome.HUNG)
+        self.assertIn("neither red nor green: one", found)

@@ -20,8 +20,8 @@ from localai_dist.staging.reader import InThread, SourceReader
 from localai_dist.units import MiB
 from localai_dist.wire.keys import HASH_SUFFIX
 
-SLICE: int = 8 * MiB
-"""Bytes hashed per trip to the thread: each trip is one observation of progress, and where a cancel takes effect."""
+SLICE: int = 1 * MiB
+"""Bytes hashed per trip to the thread: each trip is one sign of progress (LOAD-3), and where a cancel takes effect."""
 
 _MARK = "localai-dist"
 _KNOWN = 4096  # files remembered in memory

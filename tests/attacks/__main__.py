@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
+from enum import Enum
 from pathlib import Path
 
 from tests.attacks.attack import Attack
 from tests.attacks.catalogue import ATTACKS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-#: One test file of processes may start a whole cluster; more than this is a hang.
-BOUND = 300.0
+#: One test file of processes may start a whole cluster; more than this is a hang, which is neither red nor green.
+BOUND = 600.0
 
 
 def copy_tree(where: Path) -> Path:
@@ -33,9 +36,19 @@ def copy_tree(where: Path) -> Path:
     return where
 
 
-def passes(tree: Path, test: str) -> bool:
-    """Whether one test (a trial name, or a pytest node under tests/process) passes in ``tree``."""
-    runner = ["pytest", "-q", "-p", "no:cacheprovider"] if test.startswith("tests/process") else ["twisted.trial"]
+class Outcome(Enum):
+    """What came of one test (or all of a class or module)."""
+
+    GREEN = "green"
+    RED = "red"
+    HUNG = "no end"
+    NOTHING = "nothing run"
+
+
+def run(tree: Path, test: str) -> Outcome:
+    """Run one test (a trial name, or a pytest node under tests/process) in ``tree``."""
+    of_processes = test.startswith("tests/process")
+    runner = ["pytest", "-q", "-p", "no:cacheprovider"] if of_processes else ["twisted.trial"]
     try:
         done = subprocess.run(
             [sys.executable, "-m", *runner, test],
@@ -46,23 +59,59 @@ def passes(tree: Path, test: str) -> bool:
             timeout=BOUND,
         )
     except subprocess.TimeoutExpired:
-        return False
-    return done.returncode == 0
+        return Outcome.HUNG
+    if done.returncode:
+        return Outcome.RED
+    return Outcome.GREEN if re.search(r"successes=[1-9]|\b[1-9]\d* passed", done.stdout) else Outcome.NOTHING
 
 
-def verdict(attack: Attack, tree: Path) -> list[str]:
-    """What is wrong with ``attack``: tests that did not redden, or that it should have left alone."""
-    source = tree / attack.file
-    text = source.read_text()
-    if text.count(attack.old) != 1:
-        return [f"its text stands {text.count(attack.old)} times in {attack.file}: the attack is out of date"]
-    source.write_text(text.replace(attack.old, attack.new))
-    try:
-        still_green = [f"did not redden {test}" for test in attack.reddens if passes(tree, test)]
-        reddened = [f"reddened {test} too" for test in attack.leaves_green if not passes(tree, test)]
-    finally:
-        source.write_text(text)
-    return still_green + reddened
+class Trials:
+    """
+    Runs tests in one tree, unbroken and broken.
+
+    Args:
+        tree: a copy of the checkout, whose files are edited and put back.
+        run: runs one test in it.
+    """
+
+    def __init__(self, tree: Path, run: Callable[[Path, str], Outcome] = run) -> None:
+        self._tree = tree
+        self._run = run
+        self._unbroken: dict[str, Outcome] = {}
+
+    def verdict(self, attack: Attack) -> list[str]:
+        """What is wrong with ``attack``: tests that did not redden, that it should have spared, that prove nothing."""
+        source = self._tree / attack.file
+        text = source.read_text()
+        if text.count(attack.old) != 1:
+            return [f"its text stands {text.count(attack.old)} times in {attack.file}: the attack is out of date"]
+        before = {test: self._before(test) for test in (*attack.reddens, *attack.leaves_green)}
+        source.write_text(text.replace(attack.old, attack.new))
+        try:
+            after = {test: self._run(self._tree, test) for test, was in before.items() if was is Outcome.GREEN}
+        finally:
+            source.write_text(text)
+        useless = [
+            f"{was.value} before anything was broken: {test}" for test, was in before.items() if test not in after
+        ]
+        wrong = [_wrong(test, after[test], Outcome.RED) for test in attack.reddens if test in after]
+        wrong += [_wrong(test, after[test], Outcome.GREEN) for test in attack.leaves_green if test in after]
+        return useless + [text for text in wrong if text]
+
+    def _before(self, test: str) -> Outcome:
+        """The test in the unbroken tree, run once for all attacks."""
+        if test not in self._unbroken:
+            self._unbroken[test] = self._run(self._tree, test)
+        return self._unbroken[test]
+
+
+def _wrong(test: str, found: Outcome, wanted: Outcome) -> str:
+    """Why ``found`` is not what an attack promises of a test; empty when it is."""
+    if found is wanted:
+        return ""
+    if found is Outcome.HUNG:
+        return f"no end within {BOUND:.0f} s, neither red nor green: {test}"
+    return f"did not redden {test}" if wanted is Outcome.RED else f"reddened {test} too"
 
 
 def main(names: list[str]) -> int:
@@ -73,9 +122,9 @@ def main(names: list[str]) -> int:
         return 2
     bad = 0
     with tempfile.TemporaryDirectory(prefix="attack-") as folder:
-        tree = copy_tree(Path(folder))
+        trials = Trials(copy_tree(Path(folder)))
         for attack in chosen:
-            wrong = verdict(attack, tree)
+            wrong = trials.verdict(attack)
             bad += bool(wrong)
             print(f"{attack.name}: {'; '.join(wrong) or 'reddens what it should'}", flush=True)
     print(f"{len(chosen) - bad} of {len(chosen)} attacks proven")

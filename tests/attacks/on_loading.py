@@ -128,15 +128,12 @@ ATTACKS: tuple[Attack, ...] = (
     ),
     Attack(
         name="a-lock-held-through-the-load",
-        file="localai_dist/loads/service.py",
-        old="            replica = await self._drive(flight)\n",
-        new="            from twisted.internet.defer import DeferredLock\n"
-        "\n"
-        '            lock = vars(type(self)).get("_lock") or DeferredLock()\n'
-        "            type(self)._lock = lock\n"
-        "            replica = await lock.run(lambda: Deferred.fromCoroutine(self._drive(flight)))\n",
-        reddens=("tests.loads.test_service.ColdLoadTests.test_a_slow_load_delays_no_other_model",),
-        leaves_green=("tests.loads.test_service.ColdLoadTests.test_a_cold_load",),
+        file="localai_dist/loads/table.py",
+        old='        row = await self._pool.fetch_one(_SQL["claim"], {**values, **self._times})\n',
+        new='        await self._pool.fetch_one("select pg_advisory_lock(hashtext(%(key)s))", values)\n'
+        '        row = await self._pool.fetch_one(_SQL["claim"], {**values, **self._times})\n',
+        reddens=("tests.db.test_loads.LoadsTests.test_no_lock_is_held_while_a_model_loads",),
+        leaves_green=("tests.db.test_loads.LoadsTests.test_an_old_configuration_is_stopped_durably",),
     ),
     Attack(
         name="a-load-without-its-fence",

@@ -11,6 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from localai_dist.staging.digests import Digests
 from localai_dist.staging.errors import SourceMissing
 from localai_dist.staging.source import list_sources
+from localai_dist.units import MiB
 
 
 def at_once(call: Any, *arguments: Any) -> Deferred[Any]:
@@ -237,6 +238,14 @@ class DigestTests(ModelsCase):
         self.assertEqual(self.digest(digests, path), (expected, []))
         path.write_bytes(b"abcd")
         self.assertEqual(self.digest(digests, path), (hashlib.sha256(b"abcd").hexdigest(), [4]))
+
+    def test_each_slice_is_progress(self) -> None:
+        """
+        Each MiB that is hashed is a sign of life of its load, not the file at its end (LOAD-3).
+        """
+        path = self.put("m.gguf", b"")
+        os.truncate(path, 20 * MiB + 5)
+        self.assertEqual(self.digest(Digests(at_once), path)[1], [MiB] * 20 + [5])
 
     def test_remembered_over_a_restart(self) -> None:
         """

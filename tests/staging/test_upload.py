@@ -102,13 +102,14 @@ class UploadTests(UploadCase):
 
     def test_a_second_run_moves_no_byte(self) -> None:
         """
-        Loading a model again transfers 0 bytes (WALK-10).
+        Loading a model again transfers 0 bytes, and that they are there is progress (WALK-10, LOAD-3).
         """
         file = self.source()
         self.staged(file)
-        received = self.server.received
+        received, observed = self.server.received, self.hold.observed
         again = self.staged(file)
         self.assertEqual(again[0].sent, 0)
+        self.assertGreater(self.hold.observed, observed)
         self.assertEqual(self.server.received, received)
         self.assertEqual(again[0].remote, f"/worker/{file.key}")
 
@@ -186,6 +187,15 @@ class UploadTests(UploadCase):
         file = self.source()
         self.staged(file)
         self.assert_on_node(file)
+
+    def test_a_second_conflict_ends_it(self) -> None:
+        """
+        A worker that throws away again what it was sent anew is told of, in its words, not obeyed for ever (LOAD-10).
+        """
+        self.server.refusals = [Answer(404), Answer(409, body=b"start again"), Answer(409, body=b"and again")]
+        done = self.stage(self.source())
+        self.clock.pump([1.0] * 60)
+        self.assertIn("409: and again", str(self.failureResultOf(done, UploadRefused).value))
 
     def test_a_wrong_offset_is_asked_anew(self) -> None:
         """
