@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -51,11 +52,15 @@ def other_than(cluster: Cluster, frontend: Frontend) -> Frontend:
 
 
 def test_the_first_request_crosses_the_relay(fleet: Cluster) -> None:
-    """Install, staging, load and predict of a cold model all cross the relay, to the pinned worker alone (WALK-5)."""
+    """
+    Install, staging, load and predict of a cold model are all done by the asked frontend, over the relay, to the pinned
+    worker alone (WALK-5).
+    """
     before = owners(fleet)
     assert set(before.values()) == {"frontend-0", "frontend-1"}
     pin(fleet, "tiny-facts", 1)
-    asked = other_than(fleet, holder_of(fleet, 1))
+    owner = holder_of(fleet, 1)
+    asked = other_than(fleet, owner)
     question, answer = ANSWERS["tiny-facts"]
     assert rows(fleet.database.url, "select 1 from node_models where model_name = 'tiny-facts'") == []
     reply = chat(fleet, asked, "tiny-facts", question)
@@ -64,6 +69,8 @@ def test_the_first_request_crosses_the_relay(fleet: Cluster) -> None:
     assert owners(fleet) == before
     on = rows(fleet.database.url, "select node_id, state from node_models where model_name = 'tiny-facts'")
     assert on == [(fleet.workers[1].node_id, "loaded")]
+    load = "loading tiny-facts on node worker-1"
+    assert load in asked.log.read_text() and load not in owner.log.read_text()
 
 
 @pytest.mark.parametrize("model", ANSWERS)
@@ -87,29 +94,32 @@ def test_the_official_client_is_answered(fleet: Cluster, index: int, model: str)
     assert set(ANSWERS) <= {entry.id for entry in api.models.list()}
 
 
-def test_usage_is_the_engines_own(fleet: Cluster) -> None:
-    """Prompt tokens of a completion are what the engine's tokenizer counts for that text (WALK-4)."""
-    text = "Once upon a time"
-    done = client(fleet, fleet.frontends[0]).completions.create(
-        model="tiny-facts", prompt=text, temperature=0, max_tokens=8
-    )
-    assert done.usage is not None
-    assert done.usage.prompt_tokens == _engine_count(fleet, text)
-    assert done.usage.total_tokens == done.usage.prompt_tokens + done.usage.completion_tokens
-    assert done.usage.completion_tokens == 8
+@pytest.mark.parametrize("model", ANSWERS)
+def test_usage_is_the_engines_own(fleet: Cluster, model: str) -> None:
+    """A completion's and a chat answer's tokens are what the engine's tokenizer counts for their text (WALK-4)."""
+    api, text = client(fleet, fleet.frontends[0]), "Once upon a time"
+    question, answer = ANSWERS[model]
+    done = api.completions.create(model=model, prompt=text, temperature=0, max_tokens=8).usage
+    messages: list[Any] = [{"role": "user", "content": question}]
+    chatted = api.chat.completions.create(model=model, messages=messages, temperature=0, max_tokens=32).usage
+    assert done is not None and chatted is not None
+    begun, said = _engine_counts(fleet, model, [(text, True), (answer, False)])
+    assert (done.prompt_tokens, done.completion_tokens, done.total_tokens) == (begun, 8, begun + 8)
+    assert chatted.completion_tokens == said + 1  # the end token, which ends the answer and is no text
+    assert chatted.total_tokens == chatted.prompt_tokens + chatted.completion_tokens
 
 
-def _engine_count(cluster: Cluster, text: str) -> int:
-    """How many tokens the engine itself makes of ``text``, begin-of-text included."""
+def _engine_counts(cluster: Cluster, model: str, texts: list[tuple[str, bool]]) -> list[int]:
+    """How many tokens the engine itself makes of each text; with True, begin-of-text included."""
     key = "only-for-this-test"
     params = xllamacpp.CommonParams()
-    params.model.path = str(next(cluster.state.models.glob("tiny-facts*.gguf")))
+    params.model.path = str(next(cluster.state.models.glob(f"{model}*.gguf")))
     params.n_ctx, params.cpuparams.n_threads = 256, 1
     params.api_keys = [key]
     server = xllamacpp.Server(params)
-    question = {"content": text, "add_special": True}
-    answer = ask(server.listening_address + "/tokenize", key=key, method="POST", body=question)
-    return len(answer.json()["tokens"])
+    asked = [{"content": text, "add_special": special} for text, special in texts]
+    answers = [ask(server.listening_address + "/tokenize", key=key, method="POST", body=body) for body in asked]
+    return [len(answer.json()["tokens"]) for answer in answers]
 
 
 @pytest.mark.parametrize("model", ANSWERS)
@@ -245,3 +255,18 @@ def test_an_unmodified_backend_answers_through_both_frontends(fleet: Cluster) ->
     worker = next(it for it in fleet.workers if Path(load["file"]).is_relative_to(it.models_dir))
     assert Path(load["file"]).read_bytes() == (fleet.state.models / "foreign.bin").read_bytes()
     assert admin(fleet, f"/api/nodes/{worker.node_id}/models")
+
+
+@pytest.mark.parametrize("tools", [False, True], ids=["plain", "with tools"])
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_a_backend_that_rejects_before_its_first_token(fleet: Cluster, stream: bool, tools: bool) -> None:
+    """It is a real status with the backend's words, never a 200 without an answer, on both frontends (BR-018)."""
+    name = f"rejecting-{stream}-{tools}".lower()
+    events = add_model(fleet, name, "test:error_at=1", "test:error=not this prompt")
+    offered = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+    more = {"tools": [offered]} if tools else {}
+    for frontend in fleet.frontends:
+        reply = chat(fleet, frontend, name, stream=stream, **more)
+        assert reply.status == 500, reply.text
+        assert "not this prompt" in reply.json()["error"]["message"]
+    assert len(reported(events, "start")) == 2
