@@ -40,13 +40,14 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message of a chat; ``tool_calls`` is JSON."""
+    """One message of a chat; ``tool_calls`` is JSON, ``images`` are base64."""
 
     role: str
     content: str
     name: str = ""
     tool_call_id: str = ""
     tool_calls: str = ""
+    images: tuple[str, ...] = ()
 
 
 def token_limit(model: ModelConfig, sampling: Sampling) -> int:
@@ -67,13 +68,15 @@ def chat_options(
     """
     The call that answers ``messages``, after the model's system prompt if the chat brings none of its own.
 
-    The prompt is the messages' texts joined by line breaks: for a backend that applies no template.
+    The prompt is the messages' texts joined by line breaks: for a backend that applies no template. The contract has
+    one list of pictures for the whole chat: they are in it in the order of the messages.
     """
     options = _options(model, sampling, correlation)
     said = list(messages)
     if model.system_prompt and not any(message.role in ("system", "developer") for message in said):
         said.insert(0, Message("system", model.system_prompt))
     options.Prompt = "\n".join(message.content for message in said)
+    options.Images.extend(image for message in said for image in message.images)
     if model.template.use_tokenizer_template:
         options.UseTokenizerTemplate = True
         options.Messages.extend(_message(message) for message in said)

@@ -31,6 +31,17 @@ def streamed(*pieces: bytes, usage: tuple[int, int] = (0, 0)) -> FakeStream:
     return stream
 
 
+DATA = "data:image/png;base64,%s"
+
+
+def _text(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+def _picture(url: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url, "detail": "low"}}
+
+
 class WholeAnswerTests(SynchronousTestCase):
     def test_chat(self) -> None:
         """
@@ -105,17 +116,43 @@ class WholeAnswerTests(SynchronousTestCase):
 
     def test_content_in_parts(self) -> None:
         """
-        Text parts are joined; a picture is refused by name.
+        Text parts are joined; pictures that are in the request go to the backend, in their order.
         """
         world = World()
-        parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-        world.send("POST", "/v1/chat/completions", {"model": "tiny", "messages": [{"role": "user", "content": parts}]})
-        self.assertEqual(world.channel.asked[0].Messages[0].content, "ab")
-        parts.append({"type": "image_url", "image_url": {"url": "x"}})  # type: ignore[dict-item]
-        got = world.send(
-            "POST", "/v1/chat/completions", {"model": "tiny", "messages": [{"role": "user", "content": parts}]}
-        )
-        self.assertEqual((got.status, got.error["param"]), (400, "messages[0].content[2].type"))
+        said = [
+            {"role": "user", "content": [_text("a"), _picture(DATA % "AAAA"), _text("b")]},
+            {"role": "assistant", "content": "nice"},
+            {"role": "user", "content": [_picture("DATA:image/PNG;Base64,BBBB")]},
+        ]
+        got = world.send("POST", "/v1/chat/completions", {"model": "tiny", "messages": said})
+        self.assertEqual(got.status, 200, got.body)
+        told = world.channel.asked[0]
+        self.assertEqual([message.content for message in told.Messages], ["ab", "nice", ""])
+        self.assertEqual(list(told.Images), ["AAAA", "BBBB"])
+
+    def test_parts_that_are_not_served(self) -> None:
+        """
+        An address is not fetched, whatever it leads to; what is no picture, and other parts, are refused by name.
+        """
+        url = "messages[0].content[0].image_url.url"
+        for part, param in (
+            (_picture("http://169.254.169.254/latest/meta-data"), url),
+            (_picture("HTTPS://example.org/cat.png"), url),
+            (_picture("file:///etc/passwd"), url),
+            (_picture("data:image/png,plain"), url),
+            (_picture("data:text/html;base64,AAAA"), url),
+            (_picture(DATA % "no base64!"), url),
+            (_picture(DATA % "AAA"), url),
+            (_picture(DATA % "===="), url),
+            ({"type": "image_url"}, "messages[0].content[0].type"),
+            ({"type": "text"}, "messages[0].content[0].type"),
+            ({"type": "input_audio", "input_audio": {}}, "messages[0].content[0].type"),
+        ):
+            world = World()
+            body = {"model": "tiny", "messages": [{"role": "user", "content": [part]}]}
+            got = world.send("POST", "/v1/chat/completions", body)
+            self.assertEqual((got.status, got.error["param"]), (400, param), part)
+            self.assertFalse(world.channel_asked)
 
     def test_embeddings(self) -> None:
         """

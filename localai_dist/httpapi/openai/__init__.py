@@ -3,6 +3,7 @@ OpenAI's shapes: what its clients send and expect.
 
 Reading order:
     ``requests.py``   pure: the bodies, validated
+    ``pictures.py``   pure: a picture in a chat
     ``answers.py``    pure: completions, chunks, embeddings and model lists as JSON values
     ``text.py``       pure: bytes of replies -> text, tokens -> usage and finish reason
     ``streaming.py``  a generation onto an event stream

@@ -13,6 +13,7 @@ from msgspec import Meta
 
 from localai_dist.catalog.parse import FLOAT32_MAX
 from localai_dist.httpapi.errors import bad_request
+from localai_dist.httpapi.openai.pictures import image_of
 from localai_dist.serving.sampling import Message, Sampling
 
 Name = Annotated[str, Meta(min_length=1, max_length=255)]
@@ -75,11 +76,18 @@ class SamplingFields(msgspec.Struct, kw_only=True):
         )
 
 
+class ImageUrl(msgspec.Struct):
+    """Where a picture is; only ``data:`` is served."""
+
+    url: str
+
+
 class ContentPart(msgspec.Struct):
     """One piece of a message's content."""
 
     type: str
     text: str | None = None
+    image_url: ImageUrl | None = None
 
 
 class ChatMessage(msgspec.Struct, kw_only=True):
@@ -104,10 +112,10 @@ class ChatRequest(SamplingFields, kw_only=True):
 
     def said(self) -> list[Message]:
         """
-        The messages as text.
+        The messages, with their pictures.
 
         Raises:
-            ApiError: 400; an unknown role, or content that is not text.
+            ApiError: 400; an unknown role, or content that is neither text nor a picture in the request itself.
         """
         return [_message(message, f"messages[{index}]") for index, message in enumerate(self.messages)]
 
@@ -156,9 +164,15 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True):
 def _message(message: ChatMessage, where: str) -> Message:
     if message.role not in ROLES:
         raise bad_request(f"{where}.role: want one of {', '.join(ROLES)}", f"{where}.role")
+    parts = _parts(message.content)
     return Message(
         role=message.role,
-        content=_text(message.content, f"{where}.content"),
+        content="".join(_text(part, f"{where}.content[{index}]") for index, part in enumerate(parts)),
+        images=tuple(
+            image_of(part.image_url.url, f"{where}.content[{index}].image_url.url")
+            for index, part in enumerate(parts)
+            if part.image_url is not None
+        ),
         name=message.name or "",
         tool_call_id=message.tool_call_id or "",
         tool_calls=_json(message.tool_calls, f"{where}.tool_calls") if message.tool_calls else "",
@@ -172,13 +186,18 @@ def _json(value: object, where: str) -> str:
         raise bad_request(f"{where}: nested too deeply", where) from error
 
 
-def _text(content: str | list[ContentPart] | None, where: str) -> str:
+def _parts(content: str | list[ContentPart] | None) -> list[ContentPart]:
     if content is None or isinstance(content, str):
-        return content or ""
-    for index, part in enumerate(content):
-        if part.type != "text" or part.text is None:
-            raise bad_request(
-                f"{where}[{index}].type: only text parts are served here, not {part.type[:40]!r}",
-                f"{where}[{index}].type",
-            )
-    return "".join(part.text or "" for part in content)
+        return [ContentPart("text", content or "")]
+    return content
+
+
+def _text(part: ContentPart, where: str) -> str:
+    """What ``part`` adds to the text: a picture adds nothing."""
+    if part.type == "text" and part.text is not None:
+        return part.text
+    if part.type == "image_url" and part.image_url is not None:
+        return ""
+    raise bad_request(
+        f"{where}.type: only text and image_url parts are served here, not {part.type[:40]!r}", f"{where}.type"
+    )

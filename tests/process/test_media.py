@@ -1,7 +1,8 @@
-"""Recordings from a client to the backend that hears them, over tunnel and relay, and what stays of them: nothing."""
+"""Recordings and pictures from a client to the backend, over tunnel and relay; what stays of recordings: nothing."""
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import http.client
 import os
@@ -149,6 +150,31 @@ def put_late(cluster: Cluster, worker: Worker, key: str) -> int:
         return connection.getresponse().status
     finally:
         connection.close()
+
+
+def test_a_picture_is_seen(studio: Cluster) -> None:
+    """
+    A picture in a chat of the official client is what the backend gets, through either frontend; an address is not
+    fetched, and the backend in the box, which sees nothing, says so (WALK-17).
+    """
+    events = add_model(studio, "eyes", "test:answer=a cat")
+    picture = base64.b64encode(b"\x89PNG" + os.urandom(100_000)).decode()
+
+    def look(frontend: Frontend, model: str, url: str) -> str | None:
+        parts: Any = [{"type": "text", "text": "What is it?"}, {"type": "image_url", "image_url": {"url": url}}]
+        asked = client(studio, frontend).chat.completions
+        return asked.create(model=model, messages=[{"role": "user", "content": parts}]).choices[0].message.content
+
+    for count, frontend in enumerate(studio.frontends, 1):
+        assert look(frontend, "eyes", f"data:image/png;base64,{picture}") == "a cat"
+        assert started(events, count)["images"] == [picture]
+    for model, url, said in (
+        ("eyes", studio.frontends[0].url + "/healthz", "fetches no pictures"),
+        ("tiny-facts", f"data:image/png;base64,{picture}", "text only"),
+    ):
+        with pytest.raises(openai.BadRequestError, match=said):
+            look(studio.frontends[0], model, url)
+    assert len(reported(events, "start")) == 2
 
 
 def test_a_cold_model_hears_it_over_relay_and_tunnel(studio: Cluster, recording: bytes) -> None:

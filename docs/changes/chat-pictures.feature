@@ -1,0 +1,1 @@
+Chats take pictures as OpenAI's `image_url` parts, as long as they are in the request itself (`data:image/…;base64,…`); addresses are refused with 400 and never fetched. Whether a model can see is its backend's matter; the one in the box can't.
