@@ -26,6 +26,12 @@ MAX_PATH_BYTES = 2048
 MAX_PART_BYTES = 255
 """Bytes in one part of a path, UTF-8. Source: NAME_MAX of Linux file systems."""
 
+MAX_PATH_PARTS = 64
+"""Parts of one path. Source: ours; folders are made and walked one inside the other, and no model is that deep."""
+
+MAX_FILE_NAME_BYTES = MAX_PART_BYTES - 18
+"""Bytes in a staged file's name, UTF-8: what a worker keeps beside it has a name up to 18 bytes longer."""
+
 _IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,35}")
 
 
@@ -93,7 +99,7 @@ def path_parts(text: str) -> tuple[str, ...]:
     The parts of the relative path ``text``, which can be made below any folder.
 
     Raises:
-        InvalidName: absolute, empty, too long, or with an empty, ``.`` or ``..`` part or a control character.
+        InvalidName: absolute, empty, too long or deep, or with an empty, ``.`` or ``..`` part or a control character.
     """
     if not text:
         raise InvalidName("an empty path names nothing")
@@ -109,4 +115,19 @@ def path_parts(text: str) -> tuple[str, ...]:
             raise InvalidName(f"{text[:80]!r} is not a path below its folder: empty, '.' or '..' part")
         if len(part.encode()) > MAX_PART_BYTES:
             raise InvalidName(f"{part[:80]!r}… is longer than {MAX_PART_BYTES} bytes")
+    if len(parts) > MAX_PATH_PARTS:
+        raise InvalidName(f"{text[:80]!r}… has {len(parts)} parts, want at most {MAX_PATH_PARTS}")
+    return parts
+
+
+def file_parts(text: str) -> tuple[str, ...]:
+    """
+    The parts of a path whose last one is a file that can be staged.
+
+    Raises:
+        InvalidName: as for ``path_parts``, or the file's name is too long.
+    """
+    parts = path_parts(text)
+    if len(parts[-1].encode()) > MAX_FILE_NAME_BYTES:
+        raise InvalidName(f"{parts[-1][:80]!r}… is longer than {MAX_FILE_NAME_BYTES} bytes, too long for a file's name")
     return parts

@@ -8,9 +8,12 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from localai_dist.errors import InvalidName
 from localai_dist.ids import (
+    MAX_FILE_NAME_BYTES,
     MAX_PART_BYTES,
     MAX_PATH_BYTES,
+    MAX_PATH_PARTS,
     ProcessKey,
+    file_parts,
     parse_instance_id,
     parse_node_id,
     parse_process_key,
@@ -79,3 +82,17 @@ class PathTests(SynchronousTestCase):
         for text in ("", "/", "/a", "a/", "a//b", ".", "..", "a/../b", "a\\b", "a\nb", "a\x7f", "\udcff", *long):
             with self.assertRaises(InvalidName, msg=repr(text)):
                 path_parts(text)
+
+    def test_deepest(self) -> None:
+        """A path has so many parts and no more."""
+        self.assertEqual(len(path_parts("/".join("d" * MAX_PATH_PARTS))), MAX_PATH_PARTS)
+        error = self.assertRaises(InvalidName, path_parts, "/".join("d" * (MAX_PATH_PARTS + 1)))
+        self.assertIn("65 parts", str(error))
+
+    def test_files(self) -> None:
+        """A file's name leaves room for what is kept beside it; the folders above it need not."""
+        longest = "f" * MAX_FILE_NAME_BYTES
+        self.assertEqual(file_parts("d" * MAX_PART_BYTES + "/" + longest)[1], longest)
+        for text in (longest + "x", "d/" + "é" * (MAX_FILE_NAME_BYTES // 2 + 1)):
+            self.assertIn("237 bytes", str(self.assertRaises(InvalidName, file_parts, text)))
+        self.assertRaises(InvalidName, file_parts, "../f")

@@ -9,11 +9,12 @@ Source: surface §5.6, internals §4a.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
 from localai_dist.errors import InvalidName
-from localai_dist.ids import MAX_PATH_BYTES, path_parts
+from localai_dist.ids import MAX_PATH_BYTES, file_parts, path_parts
 
 MAX_KEY_BYTES = MAX_PATH_BYTES
 """Bytes in one key, UTF-8."""
@@ -82,12 +83,19 @@ def staging_key(model: str, relative: str) -> str:
 
 def parse_key(text: str) -> StagingKey:
     """
-    The key in ``text``: ``models/…`` and ``data/…`` have folders of their own, anything else is staging.
+    The key of a file in ``text``: ``models/…`` and ``data/…`` have folders of their own, anything else is staging.
 
     Raises:
-        InvalidKey: absolute, empty, too long, or with an empty, ``.`` or ``..`` part or a control character.
+        InvalidKey: absolute, empty, too long or deep, or with an empty, ``.`` or ``..`` part or a control character.
     """
-    parts = _parts(text)
+    return _parse(text, file_parts)
+
+
+def _parse(text: str, split: Callable[[str], tuple[str, ...]]) -> StagingKey:
+    try:
+        parts = split(text)
+    except InvalidName as error:
+        raise InvalidKey(f"no staging key: {error}") from error
     for area in (Area.MODELS, Area.DATA):
         if parts[0] == area.value:
             if len(parts) == 1:
@@ -107,7 +115,7 @@ def parse_prefix(text: str) -> StagingKey:
     for area in (Area.MODELS, Area.DATA):
         if trimmed == area.value:
             return StagingKey(area, ())
-    return parse_key(trimmed)
+    return _parse(trimmed, path_parts)
 
 
 def model_folder(model: str) -> StagingKey:
@@ -117,7 +125,7 @@ def model_folder(model: str) -> StagingKey:
     Raises:
         InvalidKey: the name would leave the models folder.
     """
-    return parse_key(f"models/{model}")
+    return _parse(f"models/{model}", path_parts)
 
 
 def ephemeral_folder(request: str) -> StagingKey:
@@ -127,7 +135,7 @@ def ephemeral_folder(request: str) -> StagingKey:
     Raises:
         InvalidKey: ``request`` can't be one folder's name.
     """
-    key = parse_key(f"{EPHEMERAL}/{request}")
+    key = _parse(f"{EPHEMERAL}/{request}", path_parts)
     if len(key.parts) != 2:
         raise InvalidKey(f"{request[:80]!r} is no request id: it has a / in it")
     return key
@@ -150,10 +158,3 @@ def ephemeral_key(request: str, name: str) -> str:
 def is_sidecar(name: str) -> bool:
     """Whether ``name`` looks like one of the hash files kept beside a staged file."""
     return name.endswith((HASH_SUFFIX, TARGET_SUFFIX))
-
-
-def _parts(text: str) -> tuple[str, ...]:
-    try:
-        return path_parts(text)
-    except InvalidName as error:
-        raise InvalidKey(f"no staging key: {error}") from error

@@ -12,11 +12,8 @@ import re
 from pathlib import Path
 
 from localai_dist.errors import InvalidName
-from localai_dist.wire.keys import Area, InvalidKey, StagingKey
+from localai_dist.wire.keys import Area, StagingKey
 from localai_dist.worker.errors import EscapesRoot
-
-MAX_PARTS = 64
-"""Parts in one key. Source: ours; folders are made and walked one inside the other, and no model is that deep."""
 
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+@-]{0,127}")
 
@@ -72,8 +69,5 @@ class Areas:
 
         Raises:
             EscapesRoot: through a symbolic link it would be outside its area.
-            InvalidKey: it is too deep.
         """
-        if len(key.parts) > MAX_PARTS:
-            raise InvalidKey(f"{key.relative[:80]!r}… has {len(key.parts)} parts, want at most {MAX_PARTS}")
         return resolve_inside(self._roots[key.area], key.relative)

@@ -250,9 +250,11 @@ class ParseTests(SynchronousTestCase):
         """
         A path that no worker could store is refused; one that is only written oddly is fine.
         """
-        for path in ("a\\nb", "a\\x7f", "a" * 256, "a/" * 1100 + "b"):
+        for path in ("a\\nb", "a\\x7f", "a" * 238, "a/" * 1100 + "b", "a/" * 62 + "b"):
             text = f'{{name: a, backend: b, parameters: {{model: c}}, mmproj: "{path}"}}'
             self.assertIn("can't be copied to a worker", self.refused(text))
+        deepest = "a/" * 61 + "b" * 237
+        parse_model(f"{{name: a, backend: b, parameters: {{model: {deepest}}}}}", source="a")
         model = parse_model("{name: a, backend: b, parameters: {model: ./d//c.gguf}}", source="a")
         self.assertEqual(model.model_file, "./d//c.gguf")
 

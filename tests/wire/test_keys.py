@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from localai_dist.ids import MAX_PART_BYTES
+from localai_dist.ids import MAX_FILE_NAME_BYTES, MAX_PART_BYTES, MAX_PATH_PARTS
 from localai_dist.wire.keys import (
     MAX_KEY_BYTES,
     Area,
@@ -56,12 +56,22 @@ class KeyTests(SynchronousTestCase):
                 parse_key(text)
 
     def test_too_long(self) -> None:
-        """A key or a part of one longer than file systems take is refused."""
-        parse_key("models/" + "a" * MAX_PART_BYTES)
+        """A key, or a part of one, longer or deeper than can be stored is refused; a folder's name may be longer."""
+        parse_key("models/" + "d" * MAX_PART_BYTES + "/" + "a" * MAX_FILE_NAME_BYTES)
+        model_folder("a" * MAX_PART_BYTES)
+        parse_prefix("models/" + "a" * MAX_PART_BYTES)
+        ephemeral_folder("a" * MAX_PART_BYTES)
+        parse_key("models/" + "d/" * (MAX_PATH_PARTS - 2) + "f")
+        for bad in (
+            "models/" + "d" * (MAX_PART_BYTES + 1) + "/f",
+            "models/" + "a" * (MAX_FILE_NAME_BYTES + 1),
+            "models/" + "a/" * (MAX_KEY_BYTES // 2) + "b",
+            "models/" + "d/" * (MAX_PATH_PARTS - 1) + "f",
+        ):
+            with self.assertRaises(InvalidKey):
+                parse_key(bad)
         with self.assertRaises(InvalidKey):
-            parse_key("models/" + "a" * (MAX_PART_BYTES + 1))
-        with self.assertRaises(InvalidKey):
-            parse_key("models/" + "a/" * (MAX_KEY_BYTES // 2) + "b")
+            model_folder("a" * (MAX_PART_BYTES + 1))
 
     def test_staging_key(self) -> None:
         """A model's file is named models/<model>/<path>; neither part may climb out."""
