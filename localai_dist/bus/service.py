@@ -42,6 +42,10 @@ class Bus:
         dsn: the pool's own database: LISTEN and NOTIFY of different databases never meet.
         pool: sends, and reads what was spilled.
         reactor: for the LISTEN connection, and times the sweep.
+        retention: how long a spilled payload is kept (s).
+        sweep: between two sweeps (s).
+        usage: the share of the notification queue from which on frozen listeners are ended.
+        silence: how long a listener must have taken nothing to count as frozen (s).
         make: how the LISTEN connection is made.
     """
 
@@ -55,6 +59,8 @@ class Bus:
         reactor: Any,
         retention: float = RETENTION,
         sweep: float = SWEEP,
+        usage: float = QUEUE_USAGE,
+        silence: float = FROZEN,
         make: Callable[..., Listener] = Listener,
     ) -> None:
         self.name: Final = NAME + str(uuid.uuid4())
@@ -62,6 +68,7 @@ class Bus:
         self._listener = make(dsn, reactor, application_name=self.name)
         self._retention = retention
         self._every = sweep
+        self._unblock: dict[str, Any] = {"usage": usage, "silence": silence, "prefix": NAME.replace("_", r"\_") + "%"}
         self._sweeping = LoopingCall(lambda: Deferred.fromCoroutine(self.sweep()))
         self._sweeping.clock = reactor
         self.publisher = Publisher(pool)
@@ -104,22 +111,16 @@ class Bus:
         """Remove payloads that outlived their retention, and end listeners that would block everybody."""
         try:
             self.purged += await self._pool.execute(SQL["sweep"], {"retention": self._retention})
-            await self.end_frozen()
+            await self._end_frozen()
         except StoreError as error:
             self.log.info("the bus was not swept: {error}", error=str(error))
 
-    async def end_frozen(self, *, usage: float = QUEUE_USAGE, silence: float = FROZEN) -> int:
-        """
-        End the LISTEN connections of frozen frontends if the queue of notifications fills; how many.
-
-        Raises:
-            StoreError: the database did not answer, or this role may not end them.
-        """
-        values = {"usage": usage, "silence": silence, "prefix": NAME.replace("_", r"\_") + "%"}
-        ended = len(await self._pool.fetch(SQL["unblock"], values))
+    async def _end_frozen(self) -> None:
+        """End the LISTEN connections of frozen frontends if the queue of notifications fills; raises ``StoreError``."""
+        ended = len(await self._pool.fetch(SQL["unblock"], self._unblock))
         if ended:
+            silence = self._unblock["silence"]
             self.log.warn("ended {count} LISTEN connections that took nothing for {s:.0f} s", count=ended, s=silence)
-        return ended
 
     def _end_ghosts(self) -> None:
         """After a reconnection the server may still keep the connection before: never two."""

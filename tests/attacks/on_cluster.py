@@ -358,4 +358,29 @@ ATTACKS: tuple[Attack, ...] = (
         reddens=("tests.net.test_proxy.AskingTests.test_silence",),
         leaves_green=("tests.net.test_proxy.AskingTests.test_early_close",),
     ),
+    Attack(
+        name="frozen-listener-not-ended",
+        file="localai_dist/bus/service.py",
+        old="            await self._end_frozen()\n",
+        new="",
+        reddens=("tests.db.test_bus.LossTests.test_a_frozen_frontend_blocks_nobody",),
+        leaves_green=("tests.db.test_bus.CarryTests.test_rows_go_after_their_time",),
+    ),
+    Attack(
+        name="nobody-sweeps-the-bus",
+        file="localai_dist/bus/service.py",
+        old="        done = self._sweeping.start(self._every, now=False)\n",
+        new="        done = Deferred[LoopingCall]()\n",
+        reddens=("tests.db.test_bus.CarryTests.test_every_frontend_sweeps_by_itself",),
+        leaves_green=("tests.db.test_bus.CarryTests.test_rows_go_after_their_time",),
+    ),
+    Attack(
+        name="a-second-listen-connection-stays-a-while",
+        file="localai_dist/bus/service.py",
+        old="        self._listener.on_reconnect(self._end_ghosts)\n",
+        new="        from twisted.internet import reactor\n\n"
+        "        self._listener.on_reconnect(lambda: reactor.callLater(5, self._end_ghosts))\n",
+        reddens=("tests.db.test_bus.LossTests.test_a_silent_cut_is_noticed_within_ten_seconds",),
+        leaves_green=("tests.db.test_bus.CarryTests.test_each_hears_its_subjects",),
+    ),
 )

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred
-from twisted.internet.task import deferLater
+from twisted.internet.task import LoopingCall, deferLater
 
 from localai_dist.bus.envelope import Message, encode, payload_of
 from localai_dist.bus.service import NAME, RETENTION, Bus
-from localai_dist.store.errors import StoreUnavailable
+from localai_dist.store.errors import StoreError, StoreUnavailable
 from localai_dist.store.listener import Listener
 from localai_dist.store.pool import Pool
 from localai_dist.store.schema import migrate_sync
@@ -20,6 +21,9 @@ from localai_dist.units import MiB
 from tests.bus.test_envelope import FILLERS, padded
 from tests.db.case import DatabaseTestCase, until
 from tests.db.link import Link
+
+ENDED_WITHIN = 3.0
+"""What is left of a LISTEN connection goes within this (s) of the next one's start."""
 
 LISTENERS = f"select pid from pg_stat_activity where application_name like '{NAME}%%'"
 
@@ -47,18 +51,72 @@ class Heard:
 class BusCase(DatabaseTestCase):
     """Frontends of one database."""
 
-    async def bus(self, url: str = "", *, pool: Pool | None = None, **listening: Any) -> tuple[Bus, Heard]:
+    async def bus(
+        self, url: str = "", *, pool: Pool | None = None, sweeping: dict[str, float] | None = None, **listening: Any
+    ) -> tuple[Bus, Heard]:
         """One frontend's bus, started, with a subscriber of ``cache.*``."""
 
         def make(dsn: str, clock: Any, **options: Any) -> Listener:
             return Listener(dsn, clock, **{"chance": lambda: 0.0, **options, **listening})
 
-        bus = Bus(url or self.url, pool or await self.pool(), reactor=reactor, make=make)
+        bus = Bus(url or self.url, pool or await self.pool(), reactor=reactor, make=make, **(sweeping or {}))
         self.addCleanup(lambda: Deferred.fromCoroutine(bus.stop()))
         await bus.start()
         heard = Heard()
         await bus.subscriber.subscribe("cache.*", heard.on_message, heard.on_missed)
         return bus, heard
+
+    async def listeners(self, pool: Pool) -> int:
+        """How many LISTEN connections the server has."""
+        return len(await pool.fetch(LISTENERS, {}))
+
+    async def twins(self, bus: Bus) -> Twins:
+        """Who looks from now on, and until the test ends, whether that bus has a second LISTEN connection."""
+        twins = Twins(bus.name, await self.pool())
+        self.addCleanup(lambda: Deferred.fromCoroutine(twins.stop()))
+        return twins
+
+    async def never_two(self, twins: Twins) -> None:
+        """A second connection was never there for longer than its end takes."""
+        looks = twins.looks
+        await until(lambda: twins.looks > looks + 1, "two more looks")
+        self.assertLess(twins.longest, ENDED_WITHIN)
+
+
+class Twins:
+    """
+    Looks every 20 ms whether a bus has two LISTEN connections at the same time.
+
+    Attributes:
+        looks: how often the database answered.
+        longest: how long a second one was there at most, by the database's clock (s).
+    """
+
+    STATEMENT = (
+        "select extract(epoch from clock_timestamp() - max(backend_start))::float as age, count(*) as count"
+        " from pg_stat_activity where application_name = %(name)s"
+    )
+
+    def __init__(self, name: str, pool: Pool) -> None:
+        self.looks = 0
+        self.longest = 0.0
+        self._name = name
+        self._pool = pool
+        self._looking = LoopingCall(lambda: Deferred.fromCoroutine(self._look()))
+        self._ended = self._looking.start(0.02)
+
+    async def _look(self) -> None:
+        with contextlib.suppress(StoreError):  # the database restarts
+            (seen,) = await self._pool.fetch(self.STATEMENT, {"name": self._name})
+            self.looks += 1
+            if seen["count"] > 1:
+                self.longest = max(self.longest, seen["age"])
+
+    async def stop(self) -> None:
+        """Look no more; raises what went wrong while looking."""
+        if self._looking.running:
+            self._looking.stop()
+        await self._ended
 
 
 class CarryTests(BusCase):
@@ -72,6 +130,7 @@ class CarryTests(BusCase):
         one, here = await self.bus()
         _, there = await self.bus()
         pool = await self.pool()
+        await pool.execute("delete from bus_messages")
         sent: list[bytes] = []
         for filler in FILLERS:
             for size in range(7990, 8011):
@@ -110,6 +169,22 @@ class CarryTests(BusCase):
         await one.sweep()
         self.assertEqual(one.purged, 0)
 
+    async def test_every_frontend_sweeps_by_itself(self) -> None:
+        """An old payload goes without anybody asking for a sweep, and another after it; a new one stays (CLUS-14)."""
+        bus, _ = await self.bus(sweeping={"sweep": 0.1})
+        pool = await self.pool()
+        await pool.execute("delete from bus_messages")
+        await bus.publisher.publish("cache.models", "x" * 9000)
+        old = (
+            "insert into bus_messages (id, subject, payload, created_at)"
+            " values (%(id)s, 'cache.models', 'old', now() - make_interval(secs => %(s)s))"
+        )
+        for round_ in (1, 2):
+            await pool.execute(old, {"id": f"old-{round_}", "s": RETENTION + 1})
+            await until(lambda: bus.purged == round_, "the old payload is gone")  # noqa: B023
+        (kept,) = await pool.fetch("select length(payload) as length from bus_messages")
+        self.assertEqual(kept, {"length": 9002})
+
     async def test_a_row_that_is_gone_is_told_as_missed(self) -> None:
         """A payload that was swept before it was read is told as missed; the next message arrives (CLUS-16)."""
         one, heard = await self.bus()
@@ -140,29 +215,28 @@ class CarryTests(BusCase):
 class LossTests(BusCase):
     """The LISTEN connection goes."""
 
-    async def listeners(self, pool: Pool) -> int:
-        """How many LISTEN connections the server has."""
-        return len(await pool.fetch(LISTENERS, {}))
-
     async def test_a_killed_connection(self) -> None:
         """Its backend is killed: LISTEN anew within seconds, then the subscriber is told, once (CLUS-15)."""
         bus, heard = await self.bus()
         pool = await self.pool()
+        twins = await self.twins(bus)
         await pool.fetch(f"select pg_terminate_backend(pid) from ({LISTENERS}) l", {})
         await until(lambda: heard.missed == 1, "the subscriber is told")
         await bus.publisher.publish("cache.models", "after")
         await until(lambda: heard.values() == ["after"], "messages arrive again")
         self.assertEqual((await self.listeners(pool), bus.reconnections, heard.missed), (1, 1, 1))
+        await self.never_two(twins)
 
     async def test_a_silent_cut_is_noticed_within_ten_seconds(self) -> None:
         """
         The link is cut without a word, at the default times: noticed within 10 s, LISTEN anew, then the subscriber is
-        told; the server ends what is left of the first connection, so that there are never two (CLUS-15).
+        told; the server ends what is left of the first connection within seconds, so that there are not two (CLUS-15).
         """
         link = Link(self.url)
         self.addCleanup(lambda: Deferred.fromCoroutine(link.close()))
         pool = await self.pool()
         bus, heard = await self.bus(link.url, pool=pool)
+        twins = await self.twins(bus)
         link.freeze()
         link.frozen = False  # what is open stays dead; new connections pass
         began = reactor.seconds()
@@ -175,17 +249,20 @@ class LossTests(BusCase):
         await until(one_is_left, "the first connection is ended")
         await bus.publisher.publish("cache.models", "after")
         await until(lambda: heard.values() == ["after"], "messages arrive again")
+        await self.never_two(twins)
 
     async def test_a_frozen_frontend_blocks_nobody(self) -> None:
         """
-        A frontend that takes nothing any more fails nobody's publishing; once the queue fills its LISTEN connection is
-        ended, and when it wakes up it is told that it missed something (CLUS-16).
+        A frontend that takes nothing any more fails nobody's publishing; once the queue fills the next sweep ends its
+        LISTEN connection and no other, and when it wakes up it is told that it missed something (CLUS-16).
         """
         link = Link(self.url)
         self.addCleanup(lambda: Deferred.fromCoroutine(link.close()))
         pool = await self.pool()
         frozen, heard = await self.bus(link.url, beat=1000.0)
-        one, others = await self.bus(pool=pool)
+        one, others = await self.bus(pool=pool, sweeping={"usage": -1.0, "silence": 0.0})
+        while_there_is_room, _ = await self.bus(pool=pool, sweeping={"silence": 0.0})
+        too_early, _ = await self.bus(pool=pool, sweeping={"usage": -1.0})
         link.freeze()
         for _ in range(400):
             await one.publisher.publish("cache.models", "x" * 7000)
@@ -199,10 +276,12 @@ class LossTests(BusCase):
             return bool(waiting)
 
         await until(blocked, "the frozen one's backend is stuck")
-        self.assertEqual(await one.end_frozen(silence=0.0), 0)
-        self.assertEqual(await one.end_frozen(usage=-1.0), 0)
-        self.assertEqual(await one.end_frozen(usage=-1.0, silence=0.0), 1)
+        for patient in (while_there_is_room, too_early):
+            await patient.sweep()
+        self.assertFalse(await blocked_no_more(pool, frozen.name))
+        await one.sweep()
         await until(lambda: blocked_no_more(pool, frozen.name), "its backend is ended")
+        self.assertEqual(others.missed, 0)
         link.thaw()
         await until(lambda: heard.missed >= 1 and frozen.healthy, "it woke up and was told")
         await one.publisher.publish("cache.models", "after")
@@ -250,6 +329,7 @@ class RestartTests(BusCase):
         """After each restart LISTEN is in force before the subscriber is told; no connection is left over (CLUS-15)."""
         pool = await self.pool()
         bus, heard = await self.bus(pool=pool)
+        twins = await self.twins(bus)
         seen: list[int] = []
 
         async def look_again() -> None:
@@ -267,4 +347,5 @@ class RestartTests(BusCase):
             await until(lambda: len(seen) == round_, "the message of the round", within=20.0)  # noqa: B023
             self.assertEqual(len(self.server.run(LISTENERS.replace("%%", "%"))), 1)
         self.assertEqual((seen, heard.missed), ([1, 2, 3], 3))
+        await self.never_two(twins)
         await deferLater(reactor, 0)
