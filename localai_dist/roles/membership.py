@@ -124,6 +124,7 @@ def make_member(
     registration.load_identity()
     tunnel = TunnelClient(
         reactor=reactor,
+        name=profile.name,
         urls=settings.register_to,
         node_id=registration.node_id,
         token=registration.node_token,

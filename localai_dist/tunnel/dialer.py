@@ -35,7 +35,7 @@ CLOSE_TIMEOUT: Final = 5.0
 
 REFUSALS: Final[dict[int, str]] = {
     401: "the frontend {url} does not know this node or its token; the worker registers anew",
-    403: "the frontend {url} has this node waiting for approval: run 'localai-dist nodes approve NAME' there",
+    403: "the frontend {url} has this node waiting for approval: run 'localai-dist nodes approve {name}' there",
     404: "nothing at {url} opens tunnels: is it a localai-dist frontend, and is its base path right?",
     426: "the frontend {url} runs release {release}, this worker {ours}; they don't fit: {order}",
     503: "the frontend {url} takes no tunnels now (starting or draining)",
@@ -79,6 +79,7 @@ class TunnelClient(Service):
 
     Args:
         reactor: dials and times.
+        name: the node's, by which an operator knows it.
         urls: the frontends, one or several; the last one that worked is tried first.
         node_id: asked on each dial; None while the node is not registered.
         token: the node's own token, asked on each dial; None likewise.
@@ -96,6 +97,7 @@ class TunnelClient(Service):
         self,
         *,
         reactor: Any,
+        name: str,
         urls: Sequence[str],
         node_id: Callable[[], NodeId | None],
         token: Callable[[], str | None],
@@ -108,6 +110,7 @@ class TunnelClient(Service):
         tls_trust: Any = None,
     ) -> None:
         self._reactor = reactor
+        self._name = name
         self._node_id = node_id
         self._token = token
         self._on_stream = on_stream
@@ -197,7 +200,7 @@ class TunnelClient(Service):
         cause = (text, status, release, str(error))
         known, self._told[url] = self._told.get(url) == cause, cause
         say = self.log.debug if known else self.log.warn
-        facts = {"url": url, "error": str(error), "status": status, "release": release}
+        facts = {"url": url, "error": str(error), "status": status, "release": release, "name": self._name}
         facts |= {"ours": __version__, "order": UPGRADE_ORDER}
         say(text, **facts)
         self._last = (text.format_map(facts), None if text is FOREIGN else status)

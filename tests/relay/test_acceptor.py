@@ -165,6 +165,7 @@ class WholeWayTests(PeerCase):
     async def test_a_request_crosses_the_relay(self) -> None:
         """Ten streams at once through the frontend that does not hold the tunnel reach the worker whole (WALK-5)."""
         worker = TunnelClient(
+            name="box",
             reactor=reactor,
             urls=[f"http://{self.address}"],
             node_id=lambda: N,

@@ -252,6 +252,7 @@ class TogetherTests(DoorCase):
         streams: list[MuxStream] = []
         other = self.listen(self.nodes)
         client = TunnelClient(
+            name="box",
             reactor=reactor,
             urls=[self.base, other],
             node_id=lambda: NodeId("n-1"),

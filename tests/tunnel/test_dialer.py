@@ -59,6 +59,7 @@ class DialerCase(SynchronousTestCase):
         globalLogPublisher.addObserver(observer)
         self.addCleanup(globalLogPublisher.removeObserver, observer)
         self.client = TunnelClient(
+            name="box",
             reactor=self.clock,
             urls=self.urls,
             node_id=lambda: self.node,
@@ -205,6 +206,8 @@ class TunnelClientTests(DialerCase):
             self.assertEqual([event["status"] for event in warnings], [status])
             said.add(warnings[0]["log_format"])
             self.assertNotIn("t0ken", repr(self.logged))
+            if status == 403:
+                self.assertIn("run 'localai-dist nodes approve box' there", formatEvent(warnings[0]))
             self.clock.advance(30)
         self.assertEqual(len(said), 7)
         self.assertEqual(self.unauthorised, 1)

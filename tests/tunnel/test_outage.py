@@ -67,6 +67,7 @@ class LongOutageTests(SynchronousTestCase):
         self.sessions: list[ASession] = []
         self.open = 0
         self.client = TunnelClient(
+            name="box",
             reactor=self.clock,
             urls=["http://front"],
             node_id=lambda: N,
@@ -187,6 +188,7 @@ class FleetTests(SynchronousTestCase):
 
         clients = [
             TunnelClient(
+                name="box",
                 reactor=clock,
                 urls=["http://front"],
                 node_id=lambda: N,
@@ -266,6 +268,7 @@ class RealOutageTests(TestCase):
     def worker(self, url: str) -> TunnelClient:
         """A worker that redials fast."""
         return TunnelClient(
+            name="box",
             reactor=reactor,
             urls=[url],
             node_id=lambda: N,
