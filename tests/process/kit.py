@@ -24,6 +24,7 @@ from localai_dist.settings.worker import WorkerSettings
 from localai_dist.testing.child import checkout, child_environment
 from localai_dist.testing.cluster import Cluster, Plan
 from localai_dist.testing.members import Frontend
+from localai_dist.testing.web import ask
 
 CLUSTERS: list[Cluster] = []
 """Those that run now: a failing test shows what their children said last."""
@@ -39,6 +40,9 @@ def quick(settings_type: type[Any], factor: float = FACTOR) -> dict[str, str]:
 
 QUICK_FRONTEND = quick(FrontendSettings)
 QUICK_WORKER = quick(WorkerSettings)
+
+NAIROBI = "The capital of Kenya is Nairobi."
+"""What the model tiny-facts says to ``capital_of_kenya``."""
 
 
 @contextmanager
@@ -152,3 +156,13 @@ def open_chat(cluster: Cluster, frontend: Frontend, model: str) -> Iterator[sock
     with socket.create_connection((url.hostname or "", url.port or 0), timeout=60) as connection:
         connection.sendall(head + body)
         yield connection
+
+
+def capital_of_kenya(ready: Mapping[str, Any], *, frontend: int = 1, model: str = "tiny-facts") -> str:
+    """What a model of the cluster of a ready file says to that question."""
+    messages = [{"role": "user", "content": "What is the capital of Kenya?"}]
+    body = {"model": model, "temperature": 0, "max_tokens": 32, "messages": messages}
+    url = ready["frontends"][frontend]["url"] + "/v1/chat/completions"
+    reply = ask(url, key=ready["api_key"], method="POST", body=body, timeout=60)
+    assert reply.status == 200, reply.text
+    return str(reply.json()["choices"][0]["message"]["content"])

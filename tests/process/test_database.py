@@ -53,9 +53,9 @@ def connections(cluster: Cluster) -> tuple[int, int]:
 
 
 def whole(cluster: Cluster) -> bool:
-    """Whether every frontend has all its connections again, and no more; one LISTEN connection each, if any has one."""
+    """Whether every frontend has all its connections again, and no more; one LISTEN connection each."""
     statements, listening = connections(cluster)
-    return statements == POOL * len(cluster.frontends) and listening in (0, len(cluster.frontends))
+    return statements == POOL * len(cluster.frontends) and listening == len(cluster.frontends)
 
 
 def descriptors(cluster: Cluster) -> list[int]:

@@ -2,11 +2,12 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 from localai_dist.testing.waiting import until
 from localai_dist.testing.web import ask
 from tests.process import kit
+from tests.process.outside import moved
 
 TOP = {
     *("version", "state", "models_dir", "log_dir", "database_url", "registration_token", "api_key", "admin"),
@@ -46,8 +48,36 @@ def ended_within(process: subprocess.Popen[str], pids: set[int], bound: float) -
     assert time.monotonic() - began <= bound
 
 
+def backends_in(tree: set[int]) -> set[int]:
+    """Those of the processes that serve a model by llama.cpp."""
+    return {pid for pid in tree if "localai_dist.backends.llama_cpp" in kit.command_line(pid)}
+
+
+def pin(ready: Mapping[str, Any]) -> None:
+    """Let the second worker alone serve tiny-facts: which of two like nodes is chosen otherwise is nobody's promise."""
+    url, node = ready["frontends"][0]["url"], ready["workers"][1]["id"]
+    rule = {"model_name": "tiny-facts", "node_selector": {"chosen": "yes"}}
+    for method, path, body in (
+        ("PATCH", f"/api/nodes/{node}/labels", {"chosen": "yes"}),
+        ("POST", "/api/nodes/scheduling", rule),
+    ):
+        assert ask(url + path, key=ready["api_key"], method=method, body=body).status in (200, 201)
+
+
+def served(process: subprocess.Popen[str], ready: Mapping[str, Any]) -> tuple[set[int], Path]:
+    """Every process of a demo that has just answered, a backend among them, and the model file it was staged to."""
+    assert kit.capital_of_kenya(ready) == kit.NAIROBI
+    tree = kit.descendants(process.pid)
+    assert backends_in(tree)
+    [staged] = [file for one in ready["workers"] for file in Path(one["models_dir"]).rglob("tiny-facts*.gguf")]
+    return tree, staged
+
+
 def test_ready_file_and_ends(state: Path) -> None:
-    """The ready file is the documented one; SIGTERM and SIGINT end all in 10 s; state is kept (WALK-2, WALK-3)."""
+    """
+    The ready file is the documented one; SIGTERM and SIGINT end all in 10 s, the loaded model's backend too; the second
+    start keeps keys, nodes and staged files (WALK-2, WALK-3).
+    """
     with demo(state) as (process, ready):
         assert set(ready) == TOP
         assert (ready["version"], ready["admin"]) == (1, None)
@@ -65,24 +95,32 @@ def test_ready_file_and_ends(state: Path) -> None:
         owners = dict(kit.rows(ready["database_url"], "select node_id, owner_instance_id from node_connections"))
         for one in ready["workers"]:
             assert owners[one["id"]] == ready["frontends"][one["frontend"]]["instance_id"]
-        tree = kit.descendants(process.pid)
+        pin(ready)
+        tree, staged = served(process, ready)
         assert {one["pid"] for one in [*ready["frontends"], *ready["workers"]]} <= tree
+        before = staged.stat()
         process.send_signal(signal.SIGTERM)
         ended_within(process, tree, 10)
         assert process.returncode == 0
     with demo(state) as (process, again):
         assert (again["api_key"], again["registration_token"]) == (ready["api_key"], ready["registration_token"])
         assert [one["id"] for one in again["workers"]] == [one["id"] for one in ready["workers"]]
-        tree = kit.descendants(process.pid)
+        tree, found = served(process, again)
+        after = found.stat()
+        assert found == staged and (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+        assert max(moved(one["pid"])[1] for one in again["workers"]) < after.st_size / 2  # logs; no copy was made
         process.send_signal(signal.SIGINT)
         ended_within(process, tree, 10)
         assert process.returncode == 0
 
 
 def test_killed_demo_leaves_nothing(state: Path) -> None:
-    """SIGKILL of the demo: its descendants end by themselves in 10 s; the next start goes well (WALK-3)."""
+    """
+    SIGKILL of the demo: its descendants end by themselves in 10 s, the loaded model's backend too; the next start goes
+    well (WALK-3).
+    """
     with demo(state) as (process, ready):
-        tree = kit.descendants(process.pid)
+        tree, _ = served(process, ready)
         assert len(tree) >= 5
         process.kill()
         ended_within(process, tree, 10)
@@ -119,14 +157,25 @@ def test_restart_by_hand(state: Path) -> None:
 
 
 def test_a_model_dropped_in_is_served(state: Path) -> None:
-    """A model file plus YAML put into the models folder is listed by both frontends within 5 s, no restart (WALK-2)."""
-    with demo(state, "--model", "tiny-facts") as (_, ready):
+    """
+    A model file plus YAML put into the models folder is listed by both frontends within 5 s and answers; no process was
+    started again for it (WALK-2).
+    """
+
+    def listed(frontend: Mapping[str, Any]) -> bool:
+        return '"dropped"' in ask(frontend["url"] + "/v1/models", key=ready["api_key"]).text
+
+    with demo(state, "--model", "tiny-facts") as (process, ready):
         models = Path(ready["models_dir"])
-        sheet = (models / "tiny-facts.yaml").read_text()
-        (models / "dropped.yaml").write_text(sheet.replace("name: tiny-facts", "name: dropped"))
-        for one in ready["frontends"]:
-            url = one["url"] + "/v1/models"
-            until("the new model", lambda: '"dropped"' in ask(url, key=ready["api_key"]).text, 5)  # noqa: B023
+        sheet = (models / "tiny-facts.yaml").read_text().replace("name: tiny-facts", "name: dropped")
+        [weights] = models.glob("tiny-facts*.gguf")
+        shutil.copyfile(weights, models / "dropped.gguf")
+        (models / "dropped.yaml").write_text(sheet.replace(weights.name, "dropped.gguf"))
+        until("the new model on both frontends", lambda: all(map(listed, ready["frontends"])), 5)
+        for number in (0, 1):
+            assert kit.capital_of_kenya(ready, frontend=number, model="dropped") == kit.NAIROBI
+        assert [file for one in ready["workers"] for file in Path(one["models_dir"]).rglob("dropped.gguf")]
+        assert {one["pid"] for one in [*ready["frontends"], *ready["workers"]]} <= kit.descendants(process.pid)
 
 
 def test_pending_workers(state: Path) -> None:
@@ -143,7 +192,10 @@ def test_pending_workers(state: Path) -> None:
 
 
 def test_mistakes_are_one_line(state: Path) -> None:
-    """A taken port and an unusable folder are one line on stderr, exit code 1, and nothing is left (WALK-2)."""
+    """
+    A taken port, an unusable folder or database, a setting that stops a frontend once PostgreSQL runs: one line on
+    stderr, exit code 1, and no process is left (WALK-2).
+    """
     (state.parent / "file").write_text("")
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
@@ -154,12 +206,31 @@ def test_mistakes_are_one_line(state: Path) -> None:
                 ["--state", str(state), "--http-port", "0", "--postgres", "postgresql://u:hunter2@127.0.0.1:1/x"],
                 "database",
             ),
+            (
+                ["--state", str(state), "--http-port", "0", "--frontend-env", "LOCALAI_TUNNEL_KEEPALIVE=soon"],
+                "LOCALAI_TUNNEL_KEEPALIVE",
+            ),
         ):
             process = kit.localai_dist("demo", *words)
             _, err = process.communicate(timeout=60)
             assert process.returncode == 1
             assert err.count("\n") == 1 and part in err, err
             assert "hunter2" not in err
+            assert touching(state) == {}
+    assert (state / "postgres").is_dir()
+
+
+def touching(folder: Path) -> dict[int, str]:
+    """Processes that name a folder in their command line or environment, or work in it."""
+    found = {}
+    for entry in filter(lambda it: it.name.isdigit(), Path("/proc").iterdir()):
+        try:
+            told = kit.command_line(int(entry.name)), os.readlink(entry / "cwd"), (entry / "environ").read_text()
+        except OSError:  # ended meanwhile, or somebody else's
+            continue
+        if any(str(folder) in text for text in told):
+            found[int(entry.name)] = told[0]
+    return found
 
 
 @pytest.mark.parametrize("stage", ["starting PostgreSQL", "starting 2 frontends", "starting 2 workers"])

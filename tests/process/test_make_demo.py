@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from localai_dist.testing.waiting import until
-from localai_dist.testing.web import ask
 from tests.process import kit
+from tests.process.kit import NAIROBI, capital_of_kenya
 
 ROOT = Path(__file__).resolve().parents[2]
 HIDDEN = ("pg_", "psql", "initdb", "postgres", "gcc", "g++", "cc", "c++", "c89", "c99", "clang", "python")
@@ -111,20 +111,6 @@ def started(
         until("the end of every process", lambda: not kit.living(tree), 15)
 
 
-def nairobi(ready: Mapping[str, Any]) -> str:
-    """The capital of Kenya, from the second frontend."""
-    body = {
-        "model": "tiny-facts",
-        "temperature": 0,
-        "max_tokens": 32,
-        "messages": [{"role": "user", "content": "What is the capital of Kenya?"}],
-    }
-    url = ready["frontends"][1]["url"] + "/v1/chat/completions"
-    reply = ask(url, key=ready["api_key"], method="POST", body=body, timeout=60)
-    assert reply.status == 200, reply.text
-    return str(reply.json()["choices"][0]["message"]["content"])
-
-
 def test_make_demo_without_postgresql_or_compiler(home: Path) -> None:
     """From a 0700 home, with no PostgreSQL or compiler on PATH, ``make demo`` answers and says how to ask (WALK-1)."""
     checkout = home / "localai-dist"
@@ -134,7 +120,7 @@ def test_make_demo_without_postgresql_or_compiler(home: Path) -> None:
     words = f"--http-port 0 --postgres embedded --ready-file {ready}"
     argv = [str(shutil.which("make")), "demo", f"DEMO={words}"]
     with started(argv, checkout, bare_environment(home, path), ready) as demo:
-        assert nairobi(demo) == "The capital of Kenya is Nairobi."
+        assert capital_of_kenya(demo) == NAIROBI
         said = demo["output"].read_text()
     assert "(embedded)" in said
     for frontend in demo["frontends"]:
@@ -164,7 +150,7 @@ def test_demo_as_an_ordinary_user(home: Path) -> None:
     identity = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
     with started(argv, checkout, env, ready, **identity) as demo:
         assert Path(f"/proc/{demo['workers'][0]['pid']}").stat().st_uid == nobody.pw_uid
-        assert nairobi(demo) == "The capital of Kenya is Nairobi."
+        assert capital_of_kenya(demo) == NAIROBI
 
 
 def test_a_missing_venv_module_is_named(home: Path) -> None:
