@@ -1,11 +1,11 @@
 """
 Cold loads: a model that is asked for and not loaded gets loaded once, however many ask, wherever.
 
-Reading order (the first six are pure)::
+Reading order (the first seven are pure)::
 
     budget.py     how long each part may take;  status.py  what can be said about a load;  speed.py  rates and estimates
     errors.py     what a caller may be told;    cause.py   the cause of a failure, in and out of the row
-    options.py    configuration -> LoadModel
+    options.py    configuration -> LoadModel;  lack.py  who loads what every frontend lacks something of
     rows.py       rows as values;  table.py  the job rows (store/sql/load_jobs.sql);  endings.py  how loads ended
     fleet.py      registry rows -> placement facts;  tools.py  the seams;  placing.py  the node of one attempt
     stop.py       ending exactly one process;  room.py  the slot of an older replica;  cancel.py  what a cancel leaves

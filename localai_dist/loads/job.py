@@ -3,8 +3,8 @@ One attempt of one load job: from the claim to the replica's row, under a hold, 
 
 ::
 
-    claim ─▶ files here? ─no─▶ offer it to the other frontends
-                │ yes
+    claim ─▶ all files here? ─no─▶ offer it to the other frontends
+                │ yes, or no frontend has them all
               place ─▶ installing ─▶ staging ─▶ loading ─▶ finish: job row out, replica row in (one statement)
                          ▲  the way broke: again, as long as the hold lasts │
                          └───────────────────────────────────────────────────┘
@@ -31,6 +31,7 @@ from localai_dist.loads.budget import base_hold, load_budget
 from localai_dist.loads.cancel import clear_away, remove_files, stop_process
 from localai_dist.loads.cause import encode_cause
 from localai_dist.loads.errors import LoadCancelled, LoadFailed, Marked, Offered, TakenOver
+from localai_dist.loads.lack import Lack, lacking_text
 from localai_dist.loads.placing import place_for
 from localai_dist.loads.rows import Claim, Loaded, Measured
 from localai_dist.loads.speed import Speed
@@ -132,7 +133,9 @@ class LoadJob:
             await self._fail(LoadFailed(f"{self._model.name}: {error} ({self._state.value}: {done})"))
         except NoSpace as error:
             await self._fail(self._full(error), cramped=True)
-        except (LoadFailed, NoPlace, Unreached) as error:
+        except LoadFailed as error:
+            await self._fail(self._with_lacking(error))
+        except (NoPlace, Unreached) as error:
             await self._fail(error)
         except LocalAIDistError as error:
             await self._fail(LoadFailed(str(error)))
@@ -145,7 +148,7 @@ class LoadJob:
         sources = await self._sources(hold)
         if sources.missing:
             self.log.warn(
-                "{model} is loaded without {files}: not in this frontend's models folder",
+                "{model} is loaded without {files}: no frontend has every file of it",
                 model=self._model.name,
                 files=", ".join(sources.missing),
             )
@@ -165,16 +168,19 @@ class LoadJob:
         await self._finish(hold, loaded, seconds)
 
     async def _sources(self, hold: HoldTimer) -> Sources:
-        """The model's files on this frontend; without them the job is offered to the others (LOAD-22)."""
+        """The model's files on this frontend; while any is missing the job is offered to the others (LOAD-22)."""
         try:
             model = self._model
-            return await self._tools.stager.sources(model.name, model.files(), model.option_values())
+            sources = await self._tools.stager.sources(model.name, model.files(), model.option_values())
+            if not sources.missing or self._claim.lacking:
+                return sources
+            lack = Lack(f"{', '.join(sources.missing)} not in {sources.where}", len(sources.missing))
         except SourceMissing as error:
-            why = str(error)
+            lack = Lack(str(error))
         self._ending = True
-        self.log.info("{model} can't be loaded from here: {why}", model=self._model.name, why=why)
-        await self._written(hold, lambda: self._tools.table.offer(self._claim, why))
-        raise Offered(why)
+        self.log.info("{model} is left to other frontends: {why}", model=self._model.name, why=lack.why)
+        await self._written(hold, lambda: self._tools.table.offer(self._claim, lack))
+        raise Offered(lack.why)
 
     async def _until_it_lasts(self, hold: HoldTimer, steps: Steps, place: Placement) -> tuple[Loaded, float]:
         """The steps again and again while only the way to the node is broken."""
@@ -268,6 +274,12 @@ class LoadJob:
         if place is not None and cramped:
             await remove_files(self._tools, self._model.name, place.node)
         raise error
+
+    def _with_lacking(self, error: LoadFailed) -> LoadFailed:
+        """The backend's own words, and which files it was not given because no frontend has them all."""
+        if not self._claim.lacking or self._state is not JobState.LOADING:
+            return error
+        return LoadFailed(f"{error} (no frontend has every file of it: {lacking_text(self._claim.lacking)})")
 
     def _full(self, error: NoSpace) -> LoadFailed:
         """What the node would have needed, and what it had: it was chosen with enough room, so something else came."""

@@ -1,8 +1,12 @@
 """
-What every frontend looks after once a second: orphans, jobs that look for a frontend with their files, jobs whose model
-is gone, and cancelled jobs whose owner is.
+What every frontend looks after: orphans, jobs that look for a frontend with their files, and cancelled jobs whose owner
+is gone.
 
-A look is one statement; the table has a row per running load.
+A look is one statement; the table has a row per running load. While there are any, or somebody here waits for one, a
+look is taken once a second, else every five; whoever lets go of a load says so over the bus, which is a look at once.
+An orphan has been silent for five seconds before it is one, so the slow looks delay no take-over.
+
+Source: LOAD-6, BR-105.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from localai_dist.catalog.model import ModelConfig
 from localai_dist.loads.cancel import clear_away
 from localai_dist.loads.cause import encode_cause
 from localai_dist.loads.errors import LoadFailed
+from localai_dist.loads.lack import Resort, lacking_text
 from localai_dist.loads.rows import JobRow
 from localai_dist.loads.tools import Tools
 from localai_dist.store.errors import StoreError
@@ -47,8 +52,10 @@ class Lookout:
         self._find_model = find_model
         self._busy = busy
         self._adopt = adopt
-        self._swept = tools.clock.seconds()
-        self._loop = LoopingCall(lambda: Deferred.fromCoroutine(self.look()))
+        self._swept = self._forgot = self._looked = tools.clock.seconds()
+        self._rows = 0
+        self._looking = self._again = False
+        self._loop = LoopingCall(self._tick)
         self._loop.clock = tools.clock
 
     def start(self) -> None:
@@ -61,38 +68,73 @@ class Lookout:
         if self._loop.running:
             self._loop.stop()
 
+    def wake(self) -> None:
+        """There may be something to see: look now, or once more if a look is under way."""
+        if self._loop.running:
+            done = Deferred.fromCoroutine(self.look())
+            done.addErrback(lambda failure: self.log.failure("a look at the load jobs failed", failure))
+
     async def look(self) -> None:
-        """One look; a database that does not answer is asked again at the next."""
+        """One look, and another if there was a reason for one meanwhile."""
+        self._again = True
+        if self._looking:
+            return
+        self._looking = True
+        try:
+            while self._again:
+                self._again = False
+                await self._look()
+        finally:
+            self._looking = False
+
+    def _tick(self) -> Deferred[None] | None:
+        due = self._looked + self._tools.settings.idle_look
+        if not self._rows and not self._busy() and self._tools.clock.seconds() < due:
+            return None
+        return Deferred.fromCoroutine(self.look())
+
+    async def _look(self) -> None:
+        self._looked = self._tools.clock.seconds()
         try:
             await self._sweep()
-            for row in await self._tools.table.all():
+            rows = await self._tools.table.all()
+            self._rows = len(rows)
+            for row in rows:
                 await self._see(row)
-        except StoreError as error:
+        except StoreError as error:  # asked again at the next look
             self.log.info("load jobs were not looked after: {error}", error=error)
 
     async def _sweep(self) -> None:
         now = self._tools.clock.seconds()
-        if now - self._swept >= self._tools.settings.sweep:
+        if self._rows and now - self._swept >= self._tools.settings.sweep:
             self._swept = now
             await self._tools.table.sweep()
+        if now - self._forgot >= self._tools.settings.forget:
+            self._forgot = now
             await self._tools.endings.sweep()
 
     async def _see(self, row: JobRow) -> None:
-        if row.cancelled and row.orphaned and row.key not in self._busy():
-            await self._finish_cancelled(row)
-        elif row.orphaned and self._tools.instance not in row.lacking and row.key not in self._busy():
-            self._take(row)
-        elif row.offered and self._tools.instance in row.lacking:
+        mine = row.key in self._busy()
+        if not row.orphaned:
+            return
+        if row.cancelled:
+            if not mine:
+                await self._finish_cancelled(row)
+        elif self._tools.instance in row.lacking:
             await self.refuse_if_hopeless(row)
+            if not mine and self._resort(row) is Resort.RUN:
+                self._take(row)
+        elif not mine:
+            self._take(row)
 
     async def refuse_if_hopeless(self, row: JobRow) -> None:
-        """End an offered job that no frontend can run; the cause says who lacks what."""
-        if row.unasked and row.offered_for < self._tools.settings.offer:
-            return
-        said = [f"frontend {name}: {why}" for name, why in sorted(row.lacking.items())]
-        silent = [f"frontend {name} did not answer" for name in sorted(row.unasked)]
-        cause = LoadFailed(f"no frontend has the files of {row.key}: " + "; ".join(said + silent))
-        await self._tools.table.refuse(row, encode_cause(cause))
+        """End a job that no frontend can run; the cause says who lacks what."""
+        if self._resort(row) is Resort.REFUSE:
+            cause = LoadFailed(f"no frontend has the files of {row.key}: {lacking_text(row.lacking, row.unasked)}")
+            await self._tools.table.refuse(row, encode_cause(cause))
+
+    def _resort(self, row: JobRow) -> Resort:
+        return row.resort(self._tools.instance, self._tools.settings.offer)
 
     def _take(self, row: JobRow) -> None:
         own = self._find_model(row.key)

@@ -11,6 +11,7 @@ import msgspec
 from localai_dist.catalog.model import ModelConfig
 from localai_dist.ids import InstanceId, NodeId
 from localai_dist.loads.cause import cause_text
+from localai_dist.loads.lack import Lack, Resort, lack_of, last_resort
 from localai_dist.loads.speed import eta
 from localai_dist.loads.status import JobState, LoadStatus
 
@@ -41,12 +42,14 @@ class Claim:
         attempt: the fence; unique over all jobs, also after the row was deleted.
         node: the node that the attempt taken over had chosen, or empty.
         bytes: bytes that the attempt taken over had put there.
+        lacking: what each frontend lacks, when none has every file: load it with what is here.
     """
 
     key: str
     attempt: int
     node: NodeId
     bytes: int = 0
+    lacking: Mapping[str, Lack] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +88,14 @@ class JobRow:
     One job as the database has it.
 
     Attributes:
-        orphaned: nobody runs it any more.
+        orphaned: nobody runs it, or not any more.
         error: the encoded cause of the last failure: of this attempt in state failed, else of the one before it.
         node: the node's id.
         cancelled: the cancel mark.
         cancel_reason: who or what cancelled it.
         cancelled_for: how long ago that was (s).
-        lacking: by frontend, what it lacks to run this job.
-        unasked: live frontends that have not said so.
+        lacking: by frontend, what it lacks of the files.
+        live: the live frontends.
         offered_for: how long it has looked for a frontend that has the files (s).
         in_state_for: how long it has been in its state (s).
         revision: of the configuration that is loaded.
@@ -110,17 +113,23 @@ class JobRow:
     cancelled: bool = False
     cancel_reason: str = ""
     cancelled_for: float = 0.0
-    lacking: Mapping[str, str] = field(default_factory=dict)
-    unasked: tuple[str, ...] = ()
+    lacking: Mapping[str, Lack] = field(default_factory=dict)
+    live: frozenset[str] = frozenset()
     offered_for: float = 0.0
     in_state_for: float = 0.0
     revision: str = ""
     config: str = ""
 
     @property
-    def offered(self) -> bool:
-        """Whether it waits for a frontend that has its files."""
-        return not self.owner and bool(self.lacking) and self.state is JobState.PENDING
+    def unasked(self) -> tuple[str, ...]:
+        """Live frontends that have not said that they lack anything."""
+        return tuple(sorted(self.live - self.lacking.keys()))
+
+    def resort(self, me: InstanceId, patience: float) -> Resort:
+        """What this frontend does about the job, if nobody runs it and it has said that it lacks something."""
+        if not self.orphaned or self.cancelled or me not in self.lacking:
+            return Resort.WAIT
+        return last_resort(self.lacking, self.live, me, offered_for=self.offered_for, patience=patience)
 
     def model(self) -> ModelConfig | None:
         """The configuration that is loaded; None when another version of this program wrote it."""
@@ -146,8 +155,8 @@ def job_row(row: Mapping[str, Any]) -> JobRow:
         cancelled=row["cancelled_at"] is not None,
         cancel_reason=row["cancel_reason"],
         cancelled_for=row["cancelled_for"],
-        lacking=row["lacking"],
-        unasked=tuple(row["unasked"]),
+        lacking={name: lack_of(written) for name, written in row["lacking"].items()},
+        live=frozenset(row["live"]),
         offered_for=row["offered_for"],
         in_state_for=row["in_state_for"],
         revision=row["config_revision"],

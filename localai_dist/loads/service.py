@@ -22,6 +22,7 @@ from localai_dist.loads.errors import LoadFailed, Offered, StillLoading, TakenOv
 from localai_dist.loads.fleet import Fleet, NodesLike, PresenceLike, ReplicasLike, SchedulingLike
 from localai_dist.loads.flight import Flight, WaitOver
 from localai_dist.loads.job import LoadJob
+from localai_dist.loads.lack import Resort
 from localai_dist.loads.lookout import Lookout
 from localai_dist.loads.retire import Retirement, RetirementTable
 from localai_dist.loads.rows import Claim, JobRow, PoolLike
@@ -103,7 +104,7 @@ class Loads:
         self._retirement = Retirement(self._tools, find_model, retirement_table or RetirementTable(pool))
         self._stopping = False
         self.on_ended: Callable[[str], None] = lambda model: None
-        """Told the model of each load that ran here, when it ended: the other frontends' waiters may look."""
+        """Told the model of each load that ran here, when it ended or was offered: the other frontends may look."""
 
     def start(self) -> None:
         """Begin to look after orphans, and after replicas of older configurations."""
@@ -191,10 +192,11 @@ class Loads:
         return marked
 
     def look_now(self, model_name: str) -> None:
-        """Somebody says that a load ended: its waiters here look at once, instead of at their next look."""
+        """Somebody says that a load left the frontend that ran it: whoever waits here for it looks at once."""
         flight = self._flights.get(model_name)
         if flight is not None:
             flight.nudge()
+        self._lookout.wake()
 
     def models_changed(self) -> None:
         """The models of this frontend changed: a load that runs here and whose model is gone is cancelled."""
@@ -308,7 +310,8 @@ class Loads:
                     ended += await self._run(model, claim)
                     continue
                 except Offered:  # watched from now on: a claim would begin a refused job anew
-                    await self._refuse_if_alone(model.name)
+                    if await self._is_last_resort(model.name):
+                        continue
             seen = await watch(self._tools, flight)
             if seen is Seen.NOBODY_WAITS:
                 return None
@@ -316,9 +319,16 @@ class Loads:
 
     async def _claim(self, model: ModelConfig) -> Claim | None:
         try:
-            return await self._table.claim(model)
+            return await self._table.claim(model) or await self._last_resort(model)
         except StoreUnavailable as error:
             raise Unreached(RegistryUnknown(str(error))) from error
+
+    async def _last_resort(self, model: ModelConfig) -> Claim | None:
+        """The claim of a job that this frontend lacks something for, when no other one is the better choice."""
+        row = await self._table.read(model.name)
+        if row is None or row.resort(self._tools.instance, self._settings.offer) is not Resort.RUN:
+            return None
+        return await self._table.claim_lacking(model, row)
 
     async def _run(self, model: ModelConfig, claim: Claim) -> bool:
         """Run the attempt; False when it was not needed after all, or was taken over; raises ``Offered`` too."""
@@ -338,10 +348,13 @@ class Loads:
             self.on_ended(model.name)
         return True
 
-    async def _refuse_if_alone(self, name: str) -> None:
+    async def _is_last_resort(self, name: str) -> bool:
+        """Whether an offered job is this frontend's all the same; one that is nobody's is refused."""
         row = await self._table.read(name)
-        if row is not None and row.offered:
-            await self._lookout.refuse_if_hopeless(row)
+        if row is None:
+            return False
+        await self._lookout.refuse_if_hopeless(row)
+        return row.resort(self._tools.instance, self._settings.offer) is Resort.RUN
 
     def _driven(self) -> Collection[str]:
         return self._flights.keys()

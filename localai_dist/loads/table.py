@@ -9,6 +9,7 @@ import msgspec
 
 from localai_dist.catalog.model import ModelConfig
 from localai_dist.ids import InstanceId, NodeId
+from localai_dist.loads.lack import Lack
 from localai_dist.loads.rows import Claim, JobRow, Loaded, Measured, PoolLike, job_row
 from localai_dist.loads.status import JobState
 from localai_dist.registry.acting import acts_on
@@ -55,6 +56,16 @@ class JobTable:
         values = {"key": model.name, "revision": model.revision, "config": config}
         row = await self._pool.fetch_one(_SQL["claim"], {**values, **self._times})
         return None if row is None else Claim(model.name, row["attempt"], NodeId(row["node_id"]), row["bytes_sent"])
+
+    @acts_on("not_live", "load_jobs.claim_lacking")
+    async def claim_lacking(self, model: ModelConfig, seen: JobRow) -> Claim | None:
+        """The right to load ``model`` with what is here, as no frontend has all of it; None = the row has changed."""
+        config = msgspec.json.encode(model).decode()
+        values = {"key": model.name, "attempt": seen.attempt, "revision": model.revision, "config": config}
+        row = await self._pool.fetch_one(_SQL["claim_lacking"], {**values, **self._times})
+        if row is None:
+            return None
+        return Claim(model.name, row["attempt"], NodeId(row["node_id"]), row["bytes_sent"], seen.lacking)
 
     @acts_on("not_live", "load_jobs.claim_cancelled")
     async def claim_cancelled(self, key: str) -> tuple[Claim, int] | None:
@@ -117,13 +128,13 @@ class JobTable:
         """Give the claim back before anything was done with it."""
         return await self._write("drop", claim, {})
 
-    async def offer(self, claim: Claim, why: str) -> bool:
-        """Leave the job to a frontend that has its files; ``why`` says what this one lacks."""
-        return await self._write("offer", claim, {"why": why})
+    async def offer(self, claim: Claim, lack: Lack) -> bool:
+        """Leave the job to a frontend that has its files; ``lack`` is what this one lacks."""
+        return await self._write("offer", claim, {"lack": msgspec.json.encode(lack.as_json()).decode()})
 
     async def refuse(self, row: JobRow, error: str) -> bool:
-        """End an offered job that nobody can run; False = somebody took it meanwhile."""
-        values = {"key": row.key, "attempt": row.attempt, "error": error}
+        """End a job that nobody can run; False = somebody took it meanwhile."""
+        values = {"key": row.key, "attempt": row.attempt, "error": error, **self._times}
         return await self._pool.execute(_SQL["refuse"], values) > 0
 
     async def abandon(self, claim: Claim) -> bool:

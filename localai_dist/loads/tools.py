@@ -19,6 +19,7 @@ from localai_dist.staging.plan import SourceFile, StagedFile
 from localai_dist.staging.progress import Progress
 from localai_dist.staging.source import Sources
 from localai_dist.staging.upload import HoldLike
+from localai_dist.units import MINUTE
 from localai_dist.wire.verbs import Verb
 
 Q = TypeVar("Q")
@@ -84,7 +85,9 @@ class LoadSettings:
         poll: between two looks at a job that another frontend runs.
         beat: between two heartbeats of a job.
         sweep: between two removals of rows that nobody needs any more.
-        look: between two looks for orphans, for offered jobs and for models that are gone.
+        look: between two looks for orphans and offered jobs while there are jobs.
+        idle_look: the same while there are none.
+        forget: between two removals of endings that nothing rests on any more.
         offer: how long a job whose files are not here waits for a frontend that has them.
         retire: between two looks for replicas of older configurations, and how long one is left alone after the change.
         drain: how long requests on a replica that must make room may go on.
@@ -103,6 +106,8 @@ class LoadSettings:
     beat: float = 1.0
     sweep: float = 10.0
     look: float = 1.0
+    idle_look: float = 5.0
+    forget: float = 10 * MINUTE
     offer: float = 15.0
     retire: float = 5.0
     drain: float = 30.0

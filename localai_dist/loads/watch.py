@@ -7,6 +7,7 @@ from enum import Enum
 from localai_dist.loads.cause import decode_cause
 from localai_dist.loads.errors import LoadCancelled
 from localai_dist.loads.flight import Flight
+from localai_dist.loads.lack import Resort
 from localai_dist.loads.rows import JobRow
 from localai_dist.loads.status import JobState
 from localai_dist.loads.tools import Tools
@@ -35,10 +36,17 @@ async def watch(tools: Tools, flight: Flight) -> Seen:
             return Seen.GONE
         if isinstance(row, JobRow):
             _raise_ending(row, attempt, waited=tools.clock.seconds() - flight.began)
-            if row.orphaned and not row.cancelled and tools.instance not in row.lacking:
+            if _is_for(tools, row):
                 return Seen.ORPHANED
             attempt = attempt if row.cancelled else row.attempt
         await flight.pause(tools.clock, tools.settings.poll)
+
+
+def _is_for(tools: Tools, row: JobRow) -> bool:
+    """Whether this frontend may claim the job now."""
+    if not row.orphaned or row.cancelled:
+        return False
+    return tools.instance not in row.lacking or row.resort(tools.instance, tools.settings.offer) is Resort.RUN
 
 
 def _raise_ending(row: JobRow, attempt: int | None, *, waited: float) -> None:

@@ -5,7 +5,8 @@ Every notice is a hint about something the database knows: a lost one costs time
 
     nodes.identity  an identity changed hands, or a node was removed   its tunnel ends wherever it is held
     nodes.claimed   a frontend claimed a node's tunnel                 what was believed of its owner is forgotten
-    loads.ended     a load ended, well or not                          waiters of that model look at once
+    loads.ended     a load left the frontend that ran it: it ended,    whoever waits for that model looks at once, and
+                    or was offered to the others                       whoever may take it on
 
 Source: docs/wire/bus.md.
 """
@@ -48,7 +49,7 @@ class Notices:
     Args:
         identities: ends held tunnels that are nobody's any more.
         forwarder: believes who holds the others.
-        look_at_load: has the waiters of a model look at its job now.
+        look_at_load: has whoever waits for a model, or may load it, look at its job now.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class Notices:
         self._publisher.hint(CLAIMED, OfNode(node))
 
     def load_ended(self, model: str) -> None:
-        """A load that ran on this frontend ended."""
+        """A load that ran on this frontend ended, or is another one's from now on."""
         self._publisher.hint(LOAD_ENDED, OfModel(model))
 
     def _heard_identity(self, message: Message) -> None:

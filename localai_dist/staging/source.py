@@ -26,11 +26,13 @@ class Sources:
 
     Attributes:
         files: what to stage, in order, each once.
-        missing: optional files that are not there, by their relative names.
+        missing: files beside the first that are named and not there, by their relative names: shards, companions.
+        where: the folder, in words.
     """
 
     files: tuple[SourceFile, ...]
     missing: tuple[str, ...] = ()
+    where: str = "this frontend's models folder"
 
 
 def list_sources(models_dir: Path, model: str, relatives: Sequence[str], hints: Sequence[str] = ()) -> Sources:
@@ -52,15 +54,15 @@ def list_sources(models_dir: Path, model: str, relatives: Sequence[str], hints: 
 
 
 def _listed(listing: _Listing, models_dir: Path, relatives: Sequence[str], hints: Sequence[str]) -> Sources:
+    where = f"this frontend's models folder {models_dir}"
     for relative in relatives:
         listing.add(relative)
     if not listing.found or relatives[0] in listing.missing:
-        where = f"this frontend's models folder {models_dir}"
         what = "has no file in it" if (models_dir / relatives[0]).is_dir() else "is not there"
         raise SourceMissing(f"{relatives[0]} {what} ({where})")
     for hint in hints:
         listing.add_hint(hint, os.path.dirname(relatives[0]))
-    return Sources(tuple(listing.found.values()), tuple(listing.missing))
+    return Sources(tuple(listing.found.values()), tuple(listing.missing), where)
 
 
 class _Listing:

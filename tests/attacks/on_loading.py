@@ -163,10 +163,24 @@ ATTACKS: tuple[Attack, ...] = (
     ),
     Attack(
         name="a-job-nobody-can-run-is-never-refused",
-        file="localai_dist/loads/rows.py",
-        old="        return not self.owner and bool(self.lacking) and self.state is JobState.PENDING\n",
-        new="        return False\n",
+        file="localai_dist/loads/lack.py",
+        old="        return Resort.REFUSE\n",
+        new="        return Resort.WAIT\n",
         reddens=("tests.loads.test_offers.OfferTests.test_nobody_has_them",),
         leaves_green=("tests.loads.test_offers.OfferTests.test_the_load_runs_where_the_files_are",),
+    ),
+    Attack(
+        name="only-the-first-file-is-looked-for-elsewhere",
+        file="localai_dist/loads/job.py",
+        old="            if not sources.missing or self._claim.lacking:\n",
+        new="            if True:\n",
+        reddens=(
+            "tests.loads.test_offers.OfferTests.test_any_missing_file_is_looked_for_elsewhere",
+            "tests/process/test_folders.py::test_any_file_is_looked_for_elsewhere",
+        ),
+        leaves_green=(
+            "tests.loads.test_offers.OfferTests.test_the_load_runs_where_the_files_are",
+            "tests.loads.test_service",
+        ),
     ),
 )

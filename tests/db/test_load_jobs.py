@@ -10,6 +10,7 @@ from localai_dist.ids import InstanceId, NodeId
 from localai_dist.loads.cause import encode_cause
 from localai_dist.loads.endings import Endings
 from localai_dist.loads.errors import LoadFailed
+from localai_dist.loads.lack import Lack, Resort
 from localai_dist.loads.rows import Claim, JobRow, Loaded, Measured
 from localai_dist.loads.status import JobState
 from localai_dist.loads.table import JobTable
@@ -321,7 +322,7 @@ class CancelTests(LoadJobCase):
         self.assertEqual(await self.beat(one, claim), "by ann")
         self.assertFalse(await self.advance(one, claim))
         self.assertFalse(await one.fail(claim, "x"))
-        self.assertFalse(await one.offer(claim, "x"))
+        self.assertFalse(await one.offer(claim, Lack("x")))
         self.assertFalse(await one.finish(claim, Loaded(NODE, 0, "127.0.0.1:1", "t", "b", "r"), Measured()))
         self.assertEqual(await self.rows("node_models"), [])
         self.assertTrue(await one.close_cancelled(claim))
@@ -371,33 +372,49 @@ class OfferTests(LoadJobCase):
     async def test_who_lacks_the_files_does_not_claim_again(self) -> None:
         """An offered job goes to the other frontend at once, with its configuration (LOAD-22)."""
         one, two = await self.begin()
-        self.assertTrue(await one.offer(await self.claimed(one), "tiny.gguf is not in /one"))
+        self.assertTrue(await one.offer(await self.claimed(one), Lack("tiny.gguf is not in /one")))
         self.assertIsNone(await one.claim(make_model("tiny")))
         row = await self.row(two)
-        self.assertEqual((row.offered, row.orphaned, row.unasked), (True, True, ("two",)))
+        self.assertEqual((row.owner, row.orphaned, row.unasked), ("", True, ("two",)))
         self.assertEqual(row.model(), make_model("tiny"))
         self.assertTrue(await self.advance(two, await self.claimed(two)))
 
     async def test_nobody_has_them(self) -> None:
         """When every live frontend lacks the files the job is refused, by the last attempt only (LOAD-22)."""
         one, two = await self.begin()
-        await one.offer(await self.claimed(one), "not in /one")
+        await one.offer(await self.claimed(one), Lack("not in /one"))
         before = await self.row(two)
-        await two.offer(await self.claimed(two), "not in /two")
+        await two.offer(await self.claimed(two), Lack("not in /two"))
         self.assertFalse(await one.refuse(before, encode_cause(LoadFailed("too early"))))
         row = await self.row(one)
-        self.assertEqual((row.lacking, row.unasked), ({"one": "not in /one", "two": "not in /two"}, ()))
+        self.assertEqual((row.lacking, row.unasked), ({"one": Lack("not in /one"), "two": Lack("not in /two")}, ()))
         self.assertTrue(await one.refuse(row, encode_cause(LoadFailed("nobody"))))
         self.assertEqual((await self.row(two)).status.error, "nobody")
         again = await self.claimed(one)
         self.assertEqual((await self.row(one)).lacking, {})
         self.assertTrue(await self.advance(one, again))
 
+    async def test_nobody_has_every_file(self) -> None:
+        """What each lacks is told alike everywhere; one of them takes the job on, and only one (LOAD-22)."""
+        one, two = await self.begin()
+        await one.offer(await self.claimed(one), Lack("b not in /one", 1))
+        await two.offer(await self.claimed(two), Lack("b, c not in /two", 2))
+        seen = await self.row(two)
+        self.assertEqual(seen.lacking, {"one": Lack("b not in /one", 1), "two": Lack("b, c not in /two", 2)})
+        self.assertEqual([seen.resort(InstanceId(me), 15.0) for me in ("one", "two")], [Resort.RUN, Resort.WAIT])
+        claim = await one.claim_lacking(make_model("tiny"), seen)
+        assert claim is not None
+        self.assertEqual(claim.lacking, seen.lacking)
+        self.assertIsNone(await two.claim_lacking(make_model("tiny"), seen))
+        self.assertFalse(await two.refuse(seen, encode_cause(LoadFailed("nobody"))))
+        self.assertIsNone(await two.claim_lacking(make_model("tiny"), await self.row(two)))  # it is being run
+        self.assertTrue(await self.advance(one, claim))
+
     async def test_a_dead_frontend_is_not_asked(self) -> None:
         """A frontend that is not live has no say; how long the job has looked is told by the database's clock."""
         one, _ = await self.begin()
         await self.age("last_seen", 31, "instances", "id = 'two'")
-        await one.offer(await self.claimed(one), "x")
+        await one.offer(await self.claimed(one), Lack("x"))
         await self.age("offered_at", 20)
         row = await self.row(one)
         self.assertEqual(row.unasked, ())

@@ -15,6 +15,7 @@ from twisted.internet.task import Clock
 from localai_dist.catalog.model import ModelConfig, Parameters
 from localai_dist.ids import InstanceId, ModelName, NodeId, ProcessKey, parse_process_key
 from localai_dist.loads.cause import cause_text
+from localai_dist.loads.lack import Lack, lack_of
 from localai_dist.loads.rows import Claim, JobRow, Loaded, Measured
 from localai_dist.loads.service import Loads
 from localai_dist.loads.speed import PastLoad, eta
@@ -71,7 +72,7 @@ class Row:
     rate: float | None = None
     replica_index: int = 0
     model: ModelConfig | None = None
-    lacking: dict[str, str] = field(default_factory=dict)
+    lacking: dict[str, Lack] = field(default_factory=dict)
     offered_for: float = 0.0
     cancelled: str = ""
     cancelled_for: float = 1000.0
@@ -194,6 +195,15 @@ class MemoryTable:
         self._database.jobs[key] = fresh
         return Claim(key, fresh.attempt, fresh.node, fresh.progress.bytes_sent)
 
+    async def claim_lacking(self, model: ModelConfig, seen: JobRow) -> Claim | None:
+        self._database.check()
+        row = self._database.jobs.get(model.name)
+        if row is None or row.attempt != seen.attempt or not row.orphaned or row.cancelled:
+            return None
+        self._database.attempts += 1
+        row.attempt, row.owner, row.orphaned, row.model = self._database.attempts, self._instance, False, model
+        return Claim(model.name, row.attempt, row.node, row.progress.bytes_sent, seen.lacking)
+
     async def claim_cancelled(self, key: str) -> tuple[Claim, int] | None:
         self._database.check()
         row = self._database.jobs.get(key)
@@ -245,19 +255,19 @@ class MemoryTable:
         del self._database.jobs[claim.key]
         return True
 
-    async def offer(self, claim: Claim, why: str) -> bool:
+    async def offer(self, claim: Claim, lack: Lack) -> bool:
         row = self._writable(claim)
         if row is not None:
             row.owner, row.state, row.orphaned = "", JobState.PENDING, True
-            row.lacking[self._instance] = why
+            row.lacking[self._instance] = lack_of(lack.as_json())
         return row is not None
 
     async def refuse(self, row: JobRow, error: str) -> bool:
         self._database.check()
         now = self._database.jobs.get(row.key)
-        if now is None or now.owner or now.attempt != row.attempt:
+        if now is None or not now.orphaned or now.attempt != row.attempt:
             return False
-        now.state, now.error = JobState.FAILED, error
+        now.state, now.error, now.orphaned = JobState.FAILED, error, False
         return True
 
     async def abandon(self, claim: Claim) -> bool:
@@ -323,7 +333,7 @@ class MemoryTable:
             cancel_reason=row.cancelled,
             cancelled_for=row.cancelled_for,
             lacking=dict(row.lacking),
-            unasked=tuple(sorted(self._database.instances - set(row.lacking))),
+            live=frozenset(self._database.instances),
             offered_for=row.offered_for,
             revision="" if row.model is None else row.model.revision,
             config="" if row.model is None else msgspec.json.encode(row.model).decode(),

@@ -340,7 +340,8 @@ def test_a_whole_tree_is_staged_and_not_again(depot: FragileCluster) -> None:
     assert kept == tree
     [load] = reported(events, "load")
     assert (load["file"], load["path"]) == (str(root / "repo"), str(root.parent))
-    warned = [line for line in asked.log.read_text().splitlines() if f"{name} is loaded without" in line]
+    logs = "\n".join(child.log.read_text() for child in depot.frontends)
+    warned = [line for line in logs.splitlines() if f"{name} is loaded without" in line]
     assert len(warned) == 1 and f"{name}/none.gguf, {name}/no.gguf" in warned[0]
     stamps = {path: path.stat().st_mtime_ns for path in root.rglob("*")}
     for frontend in depot.frontends:

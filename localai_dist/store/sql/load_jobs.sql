@@ -31,6 +31,18 @@ where j.state = 'failed'
        and load_job_orphaned(j, %(owner)s, %(orphan_after)s, %(silence)s, %(live_window)s))
 returning attempt, node_id, bytes_sent;
 
+-- name: claim_lacking
+-- Takes an orphaned job although something is lacking here, because no frontend has every file; fenced by the attempt
+-- that was looked at, so only one of them does.
+-- acts: not_live
+update model_load_jobs j
+set attempt = nextval('model_load_attempts'), state = 'pending', owner_replica = %(owner)s,
+    config_revision = %(revision)s, model_config = %(config)s, file_index = 0, file_name = '', phase = 'waiting',
+    rate = null, last_error = '', started_at = null, updated_at = now(), last_progress = now()
+where j.tracking_key = %(key)s and j.attempt = %(attempt)s and j.cancelled_at is null
+  and load_job_orphaned(j, %(owner)s, %(orphan_after)s, %(silence)s, %(live_window)s)
+returning attempt, node_id, bytes_sent;
+
 -- name: claim_cancelled
 -- Takes over a cancelled job whose owner is gone, to clear away what it left.
 -- acts: not_live
@@ -96,21 +108,23 @@ set address = excluded.address, backend_token = excluded.backend_token, backend_
 returning node_id;
 
 -- name: offer
--- Gives a job to the frontends that have its files: this one says what it lacks, and that it will not claim it again.
+-- Gives a job to the frontends that have its files: this one says what it lacks, and claims it again only as the last
+-- resort ("claim_lacking").
 -- acts: none
 update model_load_jobs
 set owner_replica = '', state = 'pending', phase = 'waiting',
-    lacking = lacking || jsonb_build_object(%(owner)s::text, %(why)s::text), offered_at = coalesce(offered_at, now()),
+    lacking = lacking || jsonb_build_object(%(owner)s::text, %(lack)s::jsonb), offered_at = coalesce(offered_at, now()),
     updated_at = now(), last_progress = now() - make_interval(secs => %(orphan_after)s + 1)
 where tracking_key = %(key)s and owner_replica = %(owner)s and attempt = %(attempt)s and state <> 'failed'
   and cancelled_at is null;
 
 -- name: refuse
--- Ends a job that nobody can run; fenced by the attempt of the last frontend that tried.
+-- Ends a job that nobody runs and nobody can run; fenced by the attempt of the last frontend that tried.
 -- acts: none
-update model_load_jobs
-set state = 'failed', last_error = %(error)s, updated_at = now(), last_progress = now()
-where tracking_key = %(key)s and owner_replica = '' and attempt = %(attempt)s and state = 'pending';
+update model_load_jobs j
+set state = 'failed', owner_replica = '', last_error = %(error)s, updated_at = now(), last_progress = now()
+where tracking_key = %(key)s and attempt = %(attempt)s and cancelled_at is null
+  and load_job_orphaned(j, %(owner)s, %(orphan_after)s, %(silence)s, %(live_window)s);
 
 -- name: abandon
 -- Gives a job up on purpose (this frontend stops): whoever looks next takes it over at once.
@@ -140,13 +154,13 @@ insert into model_load_endings (model_name, attempt, outcome, reason, node_id, c
 select tracking_key, attempt, 'cancelled', cancel_reason, node_id, config_revision from done;
 
 -- name: read
--- One job; "unasked" are the live frontends that have not said that they can't run it.
+-- One job; "live" are the live frontends.
 select j.*, load_job_orphaned(j, %(owner)s, %(orphan_after)s, %(silence)s, %(live_window)s) as orphaned,
        coalesce(extract(epoch from now() - j.offered_at), 0)::double precision as offered_for,
        extract(epoch from now() - j.updated_at)::double precision as in_state_for,
        coalesce(extract(epoch from now() - j.cancelled_at), 0)::double precision as cancelled_for,
-       array(select i.id::text from instances i where not jsonb_exists(j.lacking, i.id)
-             and i.last_seen > now() - make_interval(secs => %(live_window)s)) as unasked
+       array(select i.id::text from instances i
+             where i.last_seen > now() - make_interval(secs => %(live_window)s)) as live
 from model_load_jobs j where j.tracking_key = %(key)s;
 
 -- name: all
@@ -155,8 +169,8 @@ select j.*, load_job_orphaned(j, %(owner)s, %(orphan_after)s, %(silence)s, %(liv
        coalesce(extract(epoch from now() - j.offered_at), 0)::double precision as offered_for,
        extract(epoch from now() - j.updated_at)::double precision as in_state_for,
        coalesce(extract(epoch from now() - j.cancelled_at), 0)::double precision as cancelled_for,
-       array(select i.id::text from instances i where not jsonb_exists(j.lacking, i.id)
-             and i.last_seen > now() - make_interval(secs => %(live_window)s)) as unasked
+       array(select i.id::text from instances i
+             where i.last_seen > now() - make_interval(secs => %(live_window)s)) as live
 from model_load_jobs j order by j.created_at, j.tracking_key;
 
 -- name: sweep

@@ -1,0 +1,1 @@
+A frontend that lacks any file of a model, a later shard or a companion and not only the first, leaves the load to a frontend that has them all. When none has, the one that lacks the fewest loads what it has; if the backend refuses that, the error has its words and says which files are missing on which frontend.
