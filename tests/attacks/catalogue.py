@@ -1,6 +1,12 @@
 """Every attack there is."""
 
-from tests.attacks import on_cluster, on_holds, on_loading, on_mux
+from tests.attacks import on_cluster, on_holds, on_loading, on_mux, on_serving
 from tests.attacks.attack import Attack
 
-ATTACKS: tuple[Attack, ...] = (*on_cluster.ATTACKS, *on_holds.ATTACKS, *on_loading.ATTACKS, *on_mux.ATTACKS)
+ATTACKS: tuple[Attack, ...] = (
+    *on_cluster.ATTACKS,
+    *on_holds.ATTACKS,
+    *on_loading.ATTACKS,
+    *on_mux.ATTACKS,
+    *on_serving.ATTACKS,
+)
