@@ -10,9 +10,13 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from localai_dist.httpapi.errors import bad_request
+from localai_dist.units import KiB
 
 # The library warns of malformed forms by way of logging, whose last resort is stderr: clients would write our log.
 logging.getLogger("python_multipart").addHandler(logging.NullHandler())
+
+HEAD_SIZE = 8 * KiB
+"""Bytes of the headers of one part at most."""
 
 MEDIA_TYPE = b"multipart/form-data"
 
@@ -47,7 +51,7 @@ FormEvent: TypeAlias = PartBegun | PartBytes | PartEnded
 
 class FormReader:
     """
-    One form as it arrives. What the library keeps of it is at most one header line; headers are bounded by it too.
+    One form as it arrives. What is kept of it between two calls is at most the headers of one part.
 
     Args:
         content_type: the request's.
@@ -68,6 +72,7 @@ class FormReader:
         self._events: list[FormEvent] = []
         self._headers: dict[bytes, bytes] = {}
         self._field = self._value = b""
+        self._head = 0
         try:
             self._parser = MultipartParser(boundary, self._callbacks())
         except FormParserError as error:
@@ -90,7 +95,7 @@ class FormReader:
 
     def _callbacks(self) -> Any:
         return {
-            "on_part_begin": self._headers.clear,
+            "on_part_begin": self._part_begins,
             "on_header_field": self._more_of_field,
             "on_header_value": self._more_of_value,
             "on_header_end": self._header_ended,
@@ -100,11 +105,22 @@ class FormReader:
             "on_end": self._form_ended,
         }
 
+    def _part_begins(self) -> None:
+        self._headers.clear()
+        self._head = 0
+
     def _more_of_field(self, data: bytes, start: int, end: int) -> None:
+        self._count_head(end - start)
         self._field += data[start:end]
 
     def _more_of_value(self, data: bytes, start: int, end: int) -> None:
+        self._count_head(end - start)
         self._value += data[start:end]
+
+    def _count_head(self, count: int) -> None:
+        self._head += count
+        if self._head > HEAD_SIZE:
+            raise bad_request(f"the form can't be read: the headers of a part are over {HEAD_SIZE} bytes")
 
     def _header_ended(self) -> None:
         self._headers[self._field.lower()] = self._value
