@@ -16,12 +16,16 @@ BODY_HIGH: Final = 256 * KiB
 
 BODY_LOW: Final = 64 * KiB
 
+SMALL: Final = 4 * KiB
+"""Chunks below this are put together while they wait, so that what they take is not many times their bytes."""
+
 
 class RequestBody:
     """
     An asynchronous reader of one request's body.
 
-    One reader at a time. What waits is at most 256 KiB and one read of the socket.
+    One reader at a time. What waits is at most 256 KiB, or as much as was gathered at a time if that is more, and one
+    read of the socket.
 
     Attributes:
         received: bytes that arrived so far.
@@ -37,6 +41,8 @@ class RequestBody:
         self._resume = resume
         self._chunks: deque[bytes] = deque()
         self._size = 0
+        self._high = BODY_HIGH
+        self._wanted = 1
         self._lost: Failure | None = None
         self._waiter: Deferred[None] | None = None
 
@@ -54,27 +60,56 @@ class RequestBody:
                 self._lost.raiseException()
             if self.ended or count == 0:
                 return b""
-            await self._more()
+            await self._more(1)
         chunk = self._chunks.popleft()
         if 0 <= count < len(chunk):
             self._chunks.appendleft(chunk[count:])
             chunk = chunk[:count]
-        self._size -= len(chunk)
+        self._took(len(chunk))
+        return chunk
+
+    async def gather(self, count: int) -> list[bytes]:
+        """
+        Everything that is there, once it is ``count`` bytes: less at the end only, and there ``[]``.
+
+        Chunks as they came, uncopied, for who takes a lot: its reader wakes up once, not for each of them. Cancelling
+        takes nothing; a ``count`` of 0 neither waits nor raises.
+
+        Raises:
+            ConnectionLost: (or what else ended the connection) the client left, and what came before was taken.
+        """
+        self._high = max(self._high, count)
+        while self._size < count and not self.ended and self._lost is None:
+            await self._more(count)
+        if count and not self._chunks and self._lost is not None:
+            self._lost.raiseException()
+        chunks = list(self._chunks)
+        self._chunks.clear()
+        self._took(self._size)
+        return chunks
+
+    def _took(self, count: int) -> None:
+        self._size -= count
         if self.paused and self._size <= BODY_LOW:
             self.paused = False
             self._resume()
-        return chunk
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         """The chunks, as they come."""
         while chunk := await self.read():
             yield chunk
 
-    def _more(self) -> Deferred[None]:
+    def _more(self, wanted: int) -> Deferred[None]:
+        """Fires once ``wanted`` bytes wait, or nothing more will come."""
         if self._waiter is not None:
             raise RuntimeError("somebody reads this body already")
-        self._waiter = Deferred(self._forget)
-        return self._waiter
+        self._wanted = wanted
+        waiter: Deferred[None] = Deferred(self._forget)
+        self._waiter = waiter
+        if self.paused:  # at less than is wanted now
+            self.paused = False
+            self._resume()
+        return waiter
 
     def _forget(self, waiter: Deferred[None]) -> None:
         self._waiter = None
@@ -89,12 +124,16 @@ class RequestBody:
     def arrived(self, data: bytes) -> None:
         """Bytes of the body arrived."""
         self.received += len(data)
-        self._chunks.append(data)
+        if len(data) < SMALL and self._chunks and len(self._chunks[-1]) < SMALL:
+            self._chunks[-1] += data
+        else:
+            self._chunks.append(data)
         self._size += len(data)
-        if self._size > BODY_HIGH and not self.paused:
+        if self._size > self._high and not self.paused:
             self.paused = True
             self._pause()
-        self._wake()
+        if self._size >= self._wanted:
+            self._wake()
 
     def end(self) -> None:
         """The body is whole."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, succeed
 from twisted.internet.interfaces import IConsumer
 from twisted.web.iweb import IBodyProducer
 from zope.interface import implementer
@@ -16,7 +16,10 @@ from localai_dist.staging.reader import InThread, SourceReader
 from localai_dist.units import KiB
 
 READ: int = 256 * KiB
-"""Bytes read at a time; the most this producer ever holds."""
+"""Bytes of one write, and so of one observation of progress."""
+
+BATCH: int = 4
+"""Reads per trip to the thread. While one batch is written the next one is read; more than two are never held."""
 
 
 @implementer(IBodyProducer)
@@ -78,21 +81,37 @@ class PieceBody:
 
     async def _produce(self, consumer: IConsumer) -> None:
         reader: SourceReader = await self._in_thread(SourceReader, self._path, self._start)
+        left = self.length
+        ahead = self._ahead(reader, left)
         try:
-            left = self.length
-            while left and not self._stopped:
-                chunk: bytes = await self._in_thread(reader.read, min(READ, left))
-                if not chunk:
-                    raise SourceChanged(f"{self._path} is shorter than it was; is it being replaced?")
-                if not await self._room():
-                    return
-                left -= len(chunk)
-                self._unacknowledged += len(chunk)
-                consumer.write(chunk)
-                if not self._paused:
-                    self._acknowledge()
+            while left:
+                chunks = await ahead
+                left -= sum(map(len, chunks))
+                ahead = self._ahead(reader, left)
+                for chunk in chunks:
+                    if not chunk:
+                        raise SourceChanged(f"{self._path} is shorter than it was; is it being replaced?")
+                    if not await self._room():
+                        return
+                    self._write(consumer, chunk)
         finally:
+            ahead.addErrback(lambda _: None)  # what nobody waits for any more may fail
             self._in_thread(reader.close)
+
+    def _ahead(self, reader: SourceReader, left: int) -> Deferred[list[bytes]]:
+        """The next batch, being read."""
+
+        async def batch() -> list[bytes]:
+            chunks: list[bytes] = await self._in_thread(reader.read_batch, min(READ * BATCH, left), READ)
+            return chunks
+
+        return Deferred.fromCoroutine(batch()) if left else succeed([])
+
+    def _write(self, consumer: IConsumer, chunk: bytes) -> None:
+        self._unacknowledged += len(chunk)
+        consumer.write(chunk)
+        if not self._paused:
+            self._acknowledge()
 
     async def _room(self) -> bool:
         """Wait for room; whether to go on at all."""

@@ -33,6 +33,16 @@ class SourceReader:
         with self._lock:
             return b"" if self._file.closed else self._file.read(count)
 
+    def read_batch(self, count: int, each: int) -> list[bytes]:
+        """``count`` bytes in reads of ``each``; where the file ends before, or was closed, the last one is empty."""
+        chunks = []
+        while count:
+            chunks.append(self.read(min(each, count)))
+            if not chunks[-1]:
+                break
+            count -= len(chunks[-1])
+        return chunks
+
     def close(self) -> None:
         """Give the descriptor back."""
         with self._lock:

@@ -1,4 +1,4 @@
-"""A request's body in blocks of one size, as long as it gives any."""
+"""A request's body in blocks of about one size, as long as it gives any."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from localai_dist.units import MiB
 from localai_dist.worker.timing import patient
 
 BLOCK_BYTES = MiB
-"""Bytes written and hashed at a time; at most two such blocks of one upload are in memory."""
+"""Bytes written and hashed at a time. Of one upload one such block is being written, one waits, one is gathered."""
 BODY_SILENCE = 120.0
 """Seconds a body may be silent before the PUT is given up, so that it doesn't keep the key from the next one."""
 WANTED_SILENCE = 3.0
@@ -17,10 +17,18 @@ WANTED_SILENCE = 3.0
 
 
 class Body(Protocol):
-    """A request's body (``net.request``)."""
+    """A request's body (``net.body``)."""
 
-    async def read(self, n: int) -> bytes:
-        """Up to ``n`` bytes; empty at the end; raises if the client is gone."""
+    @property
+    def received(self) -> int:
+        """Bytes that arrived so far."""
+
+    async def gather(self, count: int) -> list[bytes]:
+        """
+        ``count`` bytes or more in chunks, less at the end, and there ``[]``; raises if the client is gone.
+
+        Cancelling takes nothing; a ``count`` of 0 takes what is there, and neither waits nor raises.
+        """
 
 
 def nobody_waits() -> bool:
@@ -28,22 +36,27 @@ def nobody_waits() -> bool:
     return False
 
 
-async def read_some(body: Body, count: int, clock: Any, wanted: Callable[[], bool] = nobody_waits) -> bytes:
+async def gather(body: Body, count: int, clock: Any, wanted: Callable[[], bool] = nobody_waits) -> list[bytes]:
     """
-    Up to ``count`` bytes of ``body``; empty at its end.
+    ``count`` bytes or more of ``body`` in chunks; less at its end, and there ``[]``.
 
     Args:
         wanted: whether somebody else waits for this body's end.
 
     Raises:
-        TooLate: nothing came for ``BODY_SILENCE``, or for ``WANTED_SILENCE`` while it was wanted.
-        Exception: what ``body.read`` raised.
+        TooLate: no byte came for ``BODY_SILENCE``, or for ``WANTED_SILENCE`` while it was wanted; none was taken.
+        Exception: what ``body.gather`` raised.
     """
+    seen, heard = body.received, 0.0
 
-    def over(silent: float) -> bool:
-        return silent >= BODY_SILENCE or wanted()
+    def over(waited: float) -> bool:
+        nonlocal seen, heard
+        if body.received != seen:
+            seen, heard = body.received, waited
+        silent = waited - heard
+        return silent >= BODY_SILENCE or (silent >= WANTED_SILENCE and wanted())
 
-    return await patient(body.read(count), over, WANTED_SILENCE, clock, "no byte of the body came for {:.0f} s")
+    return await patient(body.gather(count), over, WANTED_SILENCE, clock, "no byte of the body came for {:.0f} s")
 
 
 class Blocks:
@@ -51,49 +64,57 @@ class Blocks:
     The blocks of a body; when it breaks off, what it had given comes first and then its error.
 
     Args:
-        first: bytes that were read from it already.
+        first: chunks that were taken from it already.
         body: the rest.
         limit: bytes wanted in all, or None for everything.
         clock: for ``BODY_SILENCE``.
-        wanted: as for ``read_some``.
+        wanted: as for ``gather``.
     """
 
     def __init__(
-        self, first: bytes, body: Body, limit: int | None, clock: Any, wanted: Callable[[], bool] = nobody_waits
+        self, first: list[bytes], body: Body, limit: int | None, clock: Any, wanted: Callable[[], bool] = nobody_waits
     ) -> None:
-        self._block = bytearray(first if limit is None else first[:limit])
-        self._left = None if limit is None else limit - len(self._block)
+        self._first = first
+        self._left = limit
         self._body = body
         self._clock = clock
         self._wanted = wanted
         self._over = not first
         self._failure: Exception | None = None
 
-    async def next(self) -> bytes:
+    async def next(self) -> list[bytes]:
         """
-        The next block, full unless it is the last; empty at the end.
+        The next block in chunks, of ``BLOCK_BYTES`` and a chunk at most; the last may be short; ``[]`` at the end.
 
         Raises:
             Exception: what the body raised, once everything before that was given.
         """
-        while not self._over and self._left != 0 and len(self._block) < BLOCK_BYTES:
-            await self._more()
-        if not self._block and self._failure is not None:
+        chunks, self._first = self._first, []
+        missing = BLOCK_BYTES if self._left is None else min(BLOCK_BYTES, self._left)
+        missing -= sum(map(len, chunks))
+        if missing > 0 and not self._over:
+            chunks += await self._more(missing)
+        if not chunks and self._failure is not None:
             raise self._failure
-        block = bytes(self._block)
-        self._block.clear()
-        return block
+        return self._cut(chunks)
 
-    async def _more(self) -> None:
-        room = BLOCK_BYTES - len(self._block)
-        count = room if self._left is None else min(room, self._left)
+    async def _more(self, count: int) -> list[bytes]:
         try:
-            chunk = await read_some(self._body, count, self._clock, self._wanted)
+            chunks = await gather(self._body, count, self._clock, self._wanted)
         except Exception as error:  # noqa: BLE001 - kept, and raised by next() once what came before it is taken
             self._failure = error
             self._over = True
-            return
-        self._over = not chunk
-        self._block += chunk
-        if self._left is not None:
-            self._left -= len(chunk)
+            return await self._body.gather(0)
+        self._over = not chunks
+        return chunks
+
+    def _cut(self, chunks: list[bytes]) -> list[bytes]:
+        """``chunks`` as far as they are within the limit."""
+        if self._left is None:
+            return chunks
+        taken = []
+        for chunk in chunks:
+            if self._left:
+                taken.append(chunk if len(chunk) <= self._left else chunk[: self._left])
+                self._left -= len(taken[-1])
+        return taken

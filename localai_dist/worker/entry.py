@@ -7,6 +7,7 @@ has seen everything that is written.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,7 @@ class Entry:
         if self._catching_up:
             await self.caught_up()
 
-    async def append(self, descriptor: int, block: bytes) -> None:
+    async def append(self, descriptor: int, block: Sequence[bytes]) -> None:
         """Write ``block`` at the end, and hash it unless a catch-up has to do that."""
         inline = not self._catching_up and self._hash.done == self.size
         hash_ = self._hash
@@ -87,7 +88,7 @@ class Entry:
             return stamp
 
         self._stamp = await self._offload(work)
-        self.size += len(block)
+        self.size += sum(map(len, block))
         self.catch_up()
 
     def catch_up(self) -> None:

@@ -267,14 +267,28 @@ class _Watched:
         self._fetch = fetch
         self._offset = offset
         self._clock = clock
+        self._chunks: list[bytes] = []
+        self._size = 0
 
     @property
     def whole(self) -> bool:
         """Whether every byte came."""
         return self._offset + self._body.taken == self._fetch.request.size
 
-    async def read(self, n: int) -> bytes:
-        """As ``ObjectBody.read``."""
+    @property
+    def received(self) -> int:
+        """Bytes read so far."""
+        return self._body.taken
+
+    async def gather(self, count: int) -> list[bytes]:
+        """See ``blocks.Body``; what was read is kept until it is taken."""
+        while self._size < count and (chunk := await self._read(count)):
+            self._chunks.append(chunk)
+            self._size += len(chunk)
+        chunks, self._chunks, self._size = self._chunks, [], 0
+        return chunks
+
+    async def _read(self, n: int) -> bytes:
         if self._fetch.stopped or self._clock.seconds() - self._fetch.asked_at > UNASKED:
             raise Unasked("nobody asks for this file any more")
         chunk = await self._body.read(n)

@@ -26,6 +26,12 @@ from localai_dist.wire.keys import HASH_SUFFIX, TARGET_SUFFIX
 DRAFT_SUFFIX = ".upload-tmp"
 """Beside a file that is being sent in one go, until it is right."""
 
+WRITE_BACK = 16 * MiB
+"""Bytes whose way to the disk is begun at a time."""
+
+VECTOR = 512
+"""Chunks given to the kernel in one call; it takes 1024."""
+
 STEP_BYTES = 8 * MiB
 """How much one ``RunningHash.follow`` reads at most, in pieces of 1 MiB."""
 
@@ -158,13 +164,30 @@ def _touched(path: Path) -> float:
     return max(stamps)
 
 
-def write_at(descriptor: int, offset: int, block: bytes) -> int:
+def write_at(descriptor: int, offset: int, block: Sequence[bytes]) -> int:
     """Write all of ``block`` at ``offset``; the file's stamp afterwards."""
-    view = memoryview(block)
-    while view:
-        written = os.pwrite(descriptor, view, offset)
-        view, offset = view[written:], offset + written
+    begun, rest = offset, [memoryview(chunk) for chunk in block]
+    while rest:
+        written = os.pwritev(descriptor, rest[:VECTOR], offset)
+        offset += written
+        while rest and written >= len(rest[0]):
+            written -= len(rest.pop(0))
+        if written:
+            rest[0] = rest[0][written:]
+    _write_back(descriptor, begun, offset)
     return os.fstat(descriptor).st_mtime_ns
+
+
+def _write_back(descriptor: int, begun: int, end: int) -> None:
+    """
+    Have the disk begin with each ``WRITE_BACK`` bytes as they are complete, without waiting for it.
+
+    What is dirty yet is only started by this call, and stays in the cache for the backend that will read it. Left to
+    the kernel, it comes late and at once: the last flush of a large model took longer than all its writing.
+    """
+    first, last = begun // WRITE_BACK * WRITE_BACK, end // WRITE_BACK * WRITE_BACK
+    if last > first:
+        os.posix_fadvise(descriptor, first, last - first, os.POSIX_FADV_DONTNEED)
 
 
 class RunningHash:
@@ -178,10 +201,11 @@ class RunningHash:
         self.done = 0
         self._sha256 = hashlib.sha256()
 
-    def add(self, block: bytes) -> None:
+    def add(self, block: Sequence[bytes]) -> None:
         """The next bytes, just written."""
-        self._sha256.update(block)
-        self.done += len(block)
+        for chunk in block:
+            self._sha256.update(chunk)
+            self.done += len(chunk)
 
     def follow(self, path: Path, until: int) -> None:
         """
@@ -197,7 +221,7 @@ class RunningHash:
                 block = file.read(min(MiB, stop - self.done))
                 if not block:
                     raise OSError(f"{path.name} is shorter than it was")
-                self.add(block)
+                self.add((block,))
 
     def hexdigest(self) -> str:
         """The hash so far."""

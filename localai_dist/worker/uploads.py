@@ -42,7 +42,7 @@ from localai_dist.worker.answers import (
     Verifying,
     Whole,
 )
-from localai_dist.worker.blocks import BLOCK_BYTES, Blocks, Body, read_some
+from localai_dist.worker.blocks import Blocks, Body, gather
 from localai_dist.worker.entry import Entry
 from localai_dist.worker.offload import Offload
 from localai_dist.worker.sums import DRAFT_SUFFIX
@@ -94,7 +94,7 @@ class Uploads:
 
         Raises:
             OSError: the disk said no; what was written stays, for a resume.
-            Exception: what ``body.read`` raised, after what it had given was written.
+            Exception: what ``body.gather`` raised, after what it had given was written.
         """
         entry = self._entry(path)
 
@@ -173,7 +173,7 @@ class Uploads:
     async def _put(self, entry: Entry, request: PutRequest, body: Body) -> PutAnswer:
         # The first bytes are awaited before anything is decided: a request that waited for the lock and whose client
         # is gone by now must not throw away what another one wrote.
-        first = await read_some(body, BLOCK_BYTES, self._clock, lambda: entry.wanted)
+        first = await gather(body, 1, self._clock, lambda: entry.wanted)
         stored = await self._offload(sums.look, entry.path)
         entry.seen(stored)
         decision = decide_put(stored, request)
@@ -195,7 +195,7 @@ class Uploads:
             case _:
                 assert_never(decision)
 
-    async def _piece(self, entry: Entry, piece: WritePiece, first: bytes, body: Body) -> PutAnswer:
+    async def _piece(self, entry: Entry, piece: WritePiece, first: list[bytes], body: Body) -> PutAnswer:
         if piece.fresh:
             await entry.restart()
             await self._offload(sums.begin, entry.path, piece.target)
@@ -217,7 +217,7 @@ class Uploads:
         await self._finish(entry, found)
         return Staged(entry.path)
 
-    async def _whole(self, entry: Entry, whole: WriteWhole, first: bytes, body: Body) -> PutAnswer:
+    async def _whole(self, entry: Entry, whole: WriteWhole, first: list[bytes], body: Body) -> PutAnswer:
         """Into a draft beside the file, which replaces it when it is right."""
         draft = Entry(entry.path.with_name(entry.path.name + DRAFT_SUFFIX), self._offload)
         await self._offload(sums.create, draft.path)
@@ -235,7 +235,7 @@ class Uploads:
         return Staged(entry.path)
 
     async def _write(
-        self, entry: Entry, first: bytes, body: Body, limit: int | None, wanted: Callable[[], bool]
+        self, entry: Entry, first: list[bytes], body: Body, limit: int | None, wanted: Callable[[], bool]
     ) -> int:
         """Write the body at the end of the file: how many bytes, at most ``limit``. One block is read ahead."""
         descriptor = await self._offload(os.open, entry.path, os.O_WRONLY | os.O_CLOEXEC)
@@ -248,7 +248,7 @@ class Uploads:
                     before, writing = writing, None  # its failure is told once
                     await before
                 writing = Deferred.fromCoroutine(entry.append(descriptor, block))
-                received += len(block)
+                received += sum(map(len, block))
         finally:
             try:
                 if writing is not None:

@@ -95,7 +95,7 @@ class DeadWriterTests(ReportCase):
         hanging = self.begin("PUT", path, headers, dead)
         await dead.begun
         partial = self.folder / "models" / "m" / "m.gguf"
-        while not partial.exists() or partial.stat().st_size < 2 * MiB:
+        while not partial.exists() or partial.stat().st_size < 1 * MiB:
             await deferLater(reactor, 0.01)
         began = reactor.seconds()
         [staged] = await self.stage("m", "m.gguf")

@@ -113,14 +113,14 @@ class PartialTests(SweepCase):
         total = payload(1000)
         self.put(self.models / "a", total[:500], total)
         body = FakeBody(b"")
-        stuck: Deferred[bytes] = Deferred()
-        body.read = lambda count: stuck  # type: ignore[method-assign,assignment]
+        stuck: Deferred[list[bytes]] = Deferred()
+        body.gather = lambda count: stuck  # type: ignore[method-assign,assignment,return-value]
         request = PutRequest(ContentRange(500, 999, 1000), digest(total), 500)
         going = Deferred.fromCoroutine(self.uploads.put(self.models / "a", request, body))
         self.age(self.models, STALE + 1)
         self.sweep()
         self.assertEqual(self.left(self.models), ["a", "a.sha256.target"])
-        stuck.callback(b"")
+        stuck.callback([])
         self.successResultOf(going)
         self.age(self.models, STALE + 1)
         self.sweep()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,30 +27,39 @@ from localai_dist.worker.answers import (
     Verifying,
     Whole,
 )
-from localai_dist.worker.blocks import BLOCK_BYTES, BODY_SILENCE, Blocks
+from localai_dist.worker.blocks import BLOCK_BYTES, BODY_SILENCE, WANTED_SILENCE, Blocks
 from localai_dist.worker.timing import TooLate
 from localai_dist.worker.uploads import Uploads
 
 
 class FakeBody:
-    """A body that gives ``data`` in chunks, then ends, breaks off, or goes silent."""
+    """A body that arrives as it is asked for, in chunks, then ends, breaks off, or goes silent."""
 
     def __init__(
         self, data: bytes, *, chunk: int = 100_000, error: Exception | None = None, hang: bool = False
     ) -> None:
         self.data, self.chunk, self.error, self.hang = data, chunk, error, hang
+        self.received = 0
+        self.here: list[bytes] = []
         self.waiting: Deferred[None] | None = None
 
-    async def read(self, n: int) -> bytes:
-        """Up to ``n`` bytes."""
-        if not self.data and self.hang:
+    async def gather(self, count: int) -> list[bytes]:
+        """``count`` bytes or more, less at the end."""
+        while self.data and sum(map(len, self.here)) < count:
+            self.arrive(self.chunk)
+        if count and self.hang and sum(map(len, self.here)) < count:
             self.waiting = Deferred()
             await self.waiting
-        if not self.data and self.error is not None:
+        if count and not self.here and self.error is not None:
             raise self.error
-        size = min(n, self.chunk)
-        taken, self.data = self.data[:size], self.data[size:]
+        taken, self.here = self.here, []
         return taken
+
+    def arrive(self, size: int) -> None:
+        """The next bytes come."""
+        self.here.append(self.data[:size])
+        self.received += len(self.here[-1])
+        self.data = self.data[size:]
 
 
 class Steps:
@@ -237,10 +247,10 @@ class PieceTests(UploadCase):
         writes: list[int] = []
         real = sums.write_at
 
-        def full(descriptor: int, offset: int, block: bytes) -> int:
+        def full(descriptor: int, offset: int, block: Sequence[bytes]) -> int:
             writes.append(offset)
             if len(writes) > 1:
-                real(descriptor, offset, block[:1000])
+                real(descriptor, offset, [block[0][:1000]])
                 raise OSError(28, "No space left on device")
             return real(descriptor, offset, block)
 
@@ -248,7 +258,8 @@ class PieceTests(UploadCase):
         failure = self.failureResultOf(self.begin_put(whole, 0, whole), OSError)
         self.assertEqual(failure.value.errno, 28)
         patch.restore()
-        kept = MiB + 1000
+        kept = self.path.stat().st_size
+        self.assertEqual(kept % 100_000, 1000)
         self.assertEqual(self.put(whole[kept:], kept, whole), Staged(self.path))
 
 
@@ -381,26 +392,41 @@ class BlocksTests(SynchronousTestCase):
     def all(self, blocks: Blocks) -> list[bytes]:
         got = []
         while block := self.successResultOf(Deferred.fromCoroutine(blocks.next())):
-            got.append(block)
+            got.append(b"".join(block))
         return got
 
     def test_every_chunking(self) -> None:
-        """However a body comes, its blocks are full but the last, and say the same."""
+        """However a body comes, its blocks are full but the last, by a chunk too long at most, and say the same."""
         data = payload(3 * BLOCK_BYTES + 5)
         for chunk in (BLOCK_BYTES - 1, BLOCK_BYTES, 70_001):
-            got = self.all(Blocks(data[:chunk], FakeBody(data[chunk:], chunk=chunk), None, Clock()))
-            self.assertEqual([len(block) for block in got], [BLOCK_BYTES] * 3 + [5])
+            got = self.all(Blocks([data[:chunk]], FakeBody(data[chunk:], chunk=chunk), None, Clock()))
+            for block in got[:-1]:
+                self.assertTrue(BLOCK_BYTES <= len(block) < BLOCK_BYTES + chunk)
             self.assertEqual(b"".join(got), data)
 
     def test_limit(self) -> None:
         """No more than was asked for is taken."""
-        body = FakeBody(b"cdef")
-        self.assertEqual(self.all(Blocks(b"ab", body, 3, Clock())), [b"abc"])
-        self.assertEqual(body.data, b"def")
-        self.assertEqual(self.all(Blocks(b"abcd", FakeBody(b""), 2, Clock())), [b"ab"])
+        self.assertEqual(self.all(Blocks([b"ab"], FakeBody(b"cdef"), 3, Clock())), [b"abc"])
+        self.assertEqual(self.all(Blocks([b"ab", b"cd"], FakeBody(b""), 2, Clock())), [b"ab"])
+        self.assertEqual(self.all(Blocks([b"ab"], FakeBody(b"", hang=True), 2, Clock())), [b"ab"])
 
     def test_breaking_off(self) -> None:
         """What came before a break comes first, then the break's cause."""
-        blocks = Blocks(b"ab", FakeBody(b"", error=ConnectionLost()), None, Clock())
-        self.assertEqual(self.successResultOf(Deferred.fromCoroutine(blocks.next())), b"ab")
+        blocks = Blocks([b"ab"], FakeBody(b"cd", error=ConnectionLost()), None, Clock())
+        self.assertEqual(self.successResultOf(Deferred.fromCoroutine(blocks.next())), [b"ab", b"cd"])
         self.failureResultOf(Deferred.fromCoroutine(blocks.next()), ConnectionLost)
+
+    def test_silence_is_counted_from_the_last_byte(self) -> None:
+        """A slow body is no silent one: what it gave is kept when it goes silent, and only then is it given up."""
+        clock, body = Clock(), FakeBody(b"", hang=True)
+        blocks = Blocks([b"ab"], body, None, clock, lambda: True)
+        block = Deferred.fromCoroutine(blocks.next())
+        for _ in range(10):
+            clock.advance(WANTED_SILENCE - 1)
+            body.data = b"c"
+            body.arrive(1)
+        self.assertNoResult(block)
+        clock.pump([WANTED_SILENCE, WANTED_SILENCE])
+        chunks = self.successResultOf(block)
+        self.assertEqual(b"".join(chunks), b"ab" + 10 * b"c")
+        self.failureResultOf(Deferred.fromCoroutine(blocks.next()), TooLate)
