@@ -344,9 +344,7 @@ def read_progress(line: StreamLine[Any]) -> InstallProgress | None:
         return None
 
 
-INSTALL: Final = Verb(
-    "/v1/control/backend/install", VerbKind.STREAM, InstallRequest, InstallReply, 15 * MINUTE, survives_caller=True
-)
+INSTALL: Final = Verb("/v1/control/backend/install", VerbKind.STREAM, InstallRequest, InstallReply, 15 * MINUTE)
 UPGRADE: Final = Verb(
     "/v1/control/backend/upgrade", VerbKind.STREAM, UpgradeRequest, StoppedReply, 15 * MINUTE, survives_caller=True
 )

@@ -14,6 +14,7 @@ Read in this order:
 - ``gpus``           graphics cards, as drivers tell of them
 - ``capability``     which builds of backends the node can run
 - ``install``        backends as directories with ``run.sh`` and ``metadata.json``
+- ``sharing``        work that several callers wait for
 - ``supervisor``     which processes run, by process key
 - ``sums``           hashes of staged files, as the bytes arrive
 - ``uploads``        staged files: one writer per key, resumable

@@ -9,6 +9,7 @@ What can go wrong on a worker::
     ├── StillRunning       a process would not end
     ├── NoRoom             files of requests have all the room they may have
     ├── RequestOver        a file for a request that was released
+    ├── NotWanted          work was stopped because whoever asked for it is gone
     ├── NotReached         no frontend answered
     └── RegistrationRefused  the frontend will never take this registration
 """
@@ -48,6 +49,10 @@ class NoRoom(WorkerError):
 
 class RequestOver(WorkerError):
     """A file came for a request whose files were released."""
+
+
+class NotWanted(WorkerError):
+    """Work was stopped because whoever asked for it is gone."""
 
 
 class NotReached(WorkerError):

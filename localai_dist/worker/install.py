@@ -9,17 +9,21 @@ Source: surface §4.3.
 
 from __future__ import annotations
 
+import os
 import shutil
+import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from localai_dist.errors import InvalidName
+from localai_dist.units import MiB
 from localai_dist.wire.verbs import BackendEntry
 from localai_dist.worker.containment import folder_name
-from localai_dist.worker.errors import InstallFailed
+from localai_dist.worker.errors import InstallFailed, WorkerError
 from localai_dist.worker.gallery import DEFAULT_CAPABILITY, Entry, Gallery, choose, parse_index
 
 BOXED_INDEX = Path(__file__).parent.parent / "backends" / "index.yaml"
@@ -135,18 +139,22 @@ class Installer:
             for one in self.all()
         ]
 
-    def install(self, wanted: Wanted) -> Installed:
+    def install(self, wanted: Wanted, check: Callable[[], None] = lambda: None) -> Installed:
         """
         Install ``wanted``, replacing what has its name.
 
+        Args:
+            check: called before every file and after every megabyte; what it raises ends it, and nothing of it stays.
+
         Raises:
             InstallFailed: not in any gallery, nothing at its uri, no ``run.sh`` in it, or the disk said no.
+            WorkerError: from ``check``.
         """
         source, metadata = self._resolve(wanted)
         target = self.folder / metadata.name
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._stage(source, metadata, target)
+            self._stage(source, metadata, target, check)
             _swap(target)
         except OSError as error:
             raise InstallFailed(f"backend {metadata.name} can't be installed: {error}") from error
@@ -209,17 +217,19 @@ class Installer:
         names = sorted({one.name for index in indexes for one in index if choose(index, one.name, self._capabilities)})
         return ", ".join([*names[:NAMES_SHOWN], *(["…"] if len(names) > NAMES_SHOWN else [])]) or "none"
 
-    def _stage(self, source: Path, metadata: Metadata, target: Path) -> None:
+    def _stage(self, source: Path, metadata: Metadata, target: Path, check: Callable[[], None]) -> None:
         staged = target.with_name(target.name + _STAGED)
         shutil.rmtree(staged, ignore_errors=True)
         try:
-            shutil.copytree(source, staged, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+            ignore, copy = shutil.ignore_patterns("__pycache__"), partial(_copy, check)
+            shutil.copytree(source, staged, symlinks=True, ignore=ignore, copy_function=copy)
             run = staged / RUN
             if not run.is_file():
                 raise InstallFailed(f"backend {metadata.name}: there is no {RUN} in {source}")
             run.chmod(0o755)
             (staged / METADATA).write_bytes(msgspec.json.format(msgspec.json.encode(metadata), indent=2) + b"\n")
-        except (OSError, InstallFailed):
+            check()
+        except (OSError, WorkerError):
             shutil.rmtree(staged, ignore_errors=True)
             raise
 
@@ -233,6 +243,19 @@ class Installer:
         except (InvalidName, OSError, msgspec.DecodeError):
             return None
         return Installed(metadata, folder, (status.st_dev, status.st_ino))
+
+
+def _copy(check: Callable[[], None], source: str, target: str) -> str:
+    """``shutil.copy2`` in steps, so that it can be stopped; for ``copytree``, which follows no link to get here."""
+    check()
+    if not stat.S_ISREG(os.stat(source).st_mode):
+        raise shutil.SpecialFileError(f"{source} is neither a file nor a directory")
+    with open(source, "rb") as reader, open(target, "wb") as writer:
+        while chunk := reader.read(MiB):
+            writer.write(chunk)
+            check()
+    shutil.copystat(source, target)
+    return target
 
 
 def _swap(target: Path) -> None:

@@ -1,8 +1,11 @@
 """
 Which backend processes run on this node, by process key: started on request, reused, ended until really gone.
 
-Two locks, taken in this order: one per process key (so that two requests for one replica start one process), one per
-backend name (so that its files are not replaced by two at once). Ending a process takes neither.
+Two locks, never held together: one per backend name (so that its files are not replaced by two at once), one per
+process key (so that two requests for one replica start one process). Ending a process takes neither.
+
+Whoever asks may leave. An install then stops and leaves nothing, unless somebody else waits for the same one. A process
+that is being started goes on: the next one who asks finds it, and an exact stop ends it.
 
 Source: surface §5.4, internals §10.
 """
@@ -24,6 +27,7 @@ from localai_dist.worker.lifecycle import State
 from localai_dist.worker.offload import Offload
 from localai_dist.worker.ports import PortTable, Probe, bind_probe
 from localai_dist.worker.process import LAST_WORDS, BackendProcess, Connect, Launch, LineSink
+from localai_dist.worker.sharing import Shared
 
 _log = Logger()
 
@@ -54,6 +58,32 @@ class ExactStop:
     terminated: bool = False
     address: str = ""
     error: str = ""
+
+
+class Installing(Shared[Installed]):
+    """
+    An install under way.
+
+    Attributes:
+        what: is installed, and whether although it is there.
+        begun: it has been started.
+    """
+
+    def __init__(self, what: tuple[Wanted, bool]) -> None:
+        super().__init__()
+        self.what = what
+        self.begun = False
+        self._phases: list[Phase] = []
+
+    def join_with(self, phase: Phase) -> Deferred[Installed]:
+        """Its result, for one more caller, who is told the phases from now on."""
+        self._phases.append(phase)
+        return self.join()
+
+    def tell(self, name: str) -> None:
+        """A phase begins."""
+        for phase in self._phases:
+            phase(name)
 
 
 class Supervisor:
@@ -100,6 +130,7 @@ class Supervisor:
         self._processes: dict[ProcessKey, BackendProcess] = {}
         self._key_locks: dict[ProcessKey, DeferredLock] = {}
         self._backend_locks: dict[str, DeferredLock] = {}
+        self._installs: dict[str, Installing] = {}
         self._closed = False
 
     async def start(self, key: ProcessKey, wanted: Wanted, *, force: bool, phase: Phase) -> Launch:
@@ -116,25 +147,34 @@ class Supervisor:
             InstallFailed, PortsExhausted, StartFailed: nothing runs for ``key``.
             StillRunning: what ran for ``key`` would not end.
         """
-        lock = self._key_locks.setdefault(key, DeferredLock())
-        try:
-            return await lock.run(lambda: Deferred.fromCoroutine(self._start(key, wanted, force, phase)))
-        finally:
-            if not lock.locked and self._key_locks.get(key) is lock:
-                del self._key_locks[key]
+        installed = await self.install(wanted, force=force, phase=phase)
+        starting: Shared[Launch] = Shared()
+        launch = starting.join()
+        starting.begin(lambda: self._in_turn(key, installed, phase, starting))
+        return await launch
 
     async def install(self, wanted: Wanted, *, force: bool, phase: Phase) -> Installed:
         """
         ``wanted`` as an installed backend; nothing is started.
+
+        Cancelling it ends the install, if nobody else waits for it.
 
         Raises:
             InstallFailed: it could not be installed.
             StillRunning: ``force``, and a process of the old one would not end.
         """
         phase("resolving")
-        return await self._backend_lock(wanted.backend).run(
-            lambda: Deferred.fromCoroutine(self._ensure(wanted, force, phase))
-        )
+        what = (wanted, force)
+        installing = self._installs.get(wanted.backend)
+        if installing is None or installing.what != what or installing.unwanted:
+            installing = self._installs[wanted.backend] = Installing(what)
+        installed = installing.join_with(phase)
+        if installing.begun:
+            _log.info("one more waits for backend {name}, which is being installed", name=wanted.backend)
+        else:
+            installing.begun = True
+            installing.begin(lambda: self._install(wanted, force, installing), lambda: self._installed(installing))
+        return await installed
 
     async def upgrade(self, wanted: Wanted, *, phase: Phase) -> Stopped:
         """
@@ -208,10 +248,29 @@ class Supervisor:
     async def close(self) -> Stopped:
         """End everything and start nothing any more."""
         self._closed = True
+        for installing in self._installs.values():
+            installing.stop()
         return await self._end_all(list(self._processes.values()), force=True)
 
-    async def _start(self, key: ProcessKey, wanted: Wanted, force: bool, phase: Phase) -> Launch:
-        installed = await self.install(wanted, force=force, phase=phase)
+    async def _install(self, wanted: Wanted, force: bool, installing: Installing) -> Installed:
+        lock = self._backend_lock(wanted.backend)
+        return await lock.run(lambda: Deferred.fromCoroutine(self._ensure(wanted, force, installing)))
+
+    def _installed(self, installing: Installing) -> None:
+        backend = installing.what[0].backend
+        if self._installs.get(backend) is installing:
+            del self._installs[backend]
+
+    async def _in_turn(self, key: ProcessKey, installed: Installed, phase: Phase, starting: Shared[Launch]) -> Launch:
+        lock = self._key_locks.setdefault(key, DeferredLock())
+        try:
+            return await lock.run(lambda: Deferred.fromCoroutine(self._start(key, installed, phase, starting)))
+        finally:
+            if not lock.locked and self._key_locks.get(key) is lock:
+                del self._key_locks[key]
+
+    async def _start(self, key: ProcessKey, installed: Installed, phase: Phase, starting: Shared[Launch]) -> Launch:
+        starting.check()  # it may have waited for its turn longer than its caller did
         running = self._processes.get(key)
         if running is not None:
             if running.state is State.SERVING and running.launch.folder_id == installed.folder_id:
@@ -220,7 +279,8 @@ class Supervisor:
         phase("starting")
         return await self._launch(key, installed)
 
-    async def _ensure(self, wanted: Wanted, force: bool, phase: Phase) -> Installed:
+    async def _ensure(self, wanted: Wanted, force: bool, installing: Installing) -> Installed:
+        installing.check()
         found = await self._offload(self._installer.find, wanted.backend)
         if found is not None and not force:
             return found
@@ -228,8 +288,8 @@ class Supervisor:
             stopped = await self._end_all(self._of_backend(wanted.backend), force=True)
             if stopped.error:
                 raise StillRunning(stopped.error)
-        phase("downloading")
-        return await self._offload(self._installer.install, wanted)
+        installing.tell("downloading")
+        return await self._offload(self._installer.install, wanted, installing.check)
 
     async def _launch(self, key: ProcessKey, installed: Installed) -> Launch:
         if self._closed:

@@ -183,4 +183,23 @@ ATTACKS: tuple[Attack, ...] = (
             "tests.loads.test_service",
         ),
     ),
+    Attack(
+        name="an-install-outlives-its-callers",
+        file="localai_dist/worker/sharing.py",
+        old="        if not self._waiters:\n            self.unwanted = True\n",
+        new="",
+        reddens=(
+            "tests.worker.test_supervisor.LeaveTests.test_an_install_that_nobody_wants_stops",
+            "tests/process/test_cancel_install.py::test_a_cancel_stops_the_install",
+        ),
+        leaves_green=("tests.worker.test_supervisor.LeaveTests.test_a_shared_install_goes_on",),
+    ),
+    Attack(
+        name="one-caller-leaves-for-all",
+        file="localai_dist/worker/sharing.py",
+        old="        if not self._waiters:\n            self.unwanted = True\n",
+        new="        self.unwanted = True\n",
+        reddens=("tests.worker.test_supervisor.LeaveTests.test_a_shared_install_goes_on",),
+        leaves_green=("tests.worker.test_supervisor.LeaveTests.test_an_install_that_nobody_wants_stops",),
+    ),
 )

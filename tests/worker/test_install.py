@@ -8,7 +8,8 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from localai_dist.worker.errors import InstallFailed
+from localai_dist.units import MiB
+from localai_dist.worker.errors import InstallFailed, NotWanted
 from localai_dist.worker.gallery import Gallery
 from localai_dist.worker.install import BOXED_INDEX, Installer, Wanted
 
@@ -75,6 +76,41 @@ class InstallTests(SynchronousTestCase):
         self.assertIn("run.sh", str(caught.exception))
         self.assertIsNotNone(self.installer.find("plain"))
         self.assertEqual(sorted(path.name for path in (self.folder / "backends").iterdir()), ["plain"])
+
+    def test_a_stopped_install_leaves_nothing(self) -> None:
+        """Stopped between any two steps, an install leaves the old one, whole, and nothing of itself (LOAD-17)."""
+        self.write("plain", "2")
+        (self.source / "plain" / "big").write_bytes(bytes(3 * MiB))
+        steps: list[int] = []
+        self.installer.install(Wanted("plain"), lambda: steps.append(0))
+        self.assertGreaterEqual(len(steps), 7)  # before each of two files, after each MiB or rest, before the swap
+        after = self.text()
+        self.write("plain", "3")
+        for wanted in range(len(steps)):
+            left = [wanted]
+
+            def check(left: list[int] = left) -> None:
+                if not left[0]:
+                    raise NotWanted("gone")
+                left[0] -= 1
+
+            self.assertRaises(NotWanted, self.installer.install, Wanted("plain"), check)
+            self.assertEqual(sorted(path.name for path in (self.folder / "backends").iterdir()), ["plain"])
+            self.assertEqual(self.text(), after)
+
+    def text(self) -> str:
+        """The program that is installed."""
+        return (self.folder / "backends" / "plain" / "run.sh").read_text()
+
+    def test_a_backend_with_odd_files(self) -> None:
+        """Links are kept as links, times as times; a pipe is no part of a backend, and is not waited for."""
+        plain = self.source / "plain"
+        (plain / "link").symlink_to("run.sh")
+        os.utime(plain / "run.sh", (1, 1))
+        folder = self.installer.install(Wanted("plain")).folder
+        self.assertEqual((os.readlink(folder / "link"), (folder / "run.sh").stat().st_mtime), ("run.sh", 1))
+        os.mkfifo(plain / "pipe")
+        self.assertIn("pipe", str(self.assertRaises(InstallFailed, self.installer.install, Wanted("plain"))))
 
     def test_what_can_not_be_installed(self) -> None:
         """A backend that is in no gallery, has no directory, no run.sh, or no good name is refused with the reason."""

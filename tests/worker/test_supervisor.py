@@ -21,6 +21,7 @@ from localai_dist.worker import groups, guard, process
 from localai_dist.worker.errors import InstallFailed, NotWanted, PortsExhausted, StartFailed, StillRunning
 from localai_dist.worker.install import Installed, Wanted
 from localai_dist.worker.lifecycle import State
+from localai_dist.worker.offload import ThreadOffload
 from localai_dist.worker.ports import PortRange, PortTable
 from tests.worker.support import Answer, World, reactor, write_backend, write_index
 
@@ -164,6 +165,7 @@ class LeaveTests(ProcessCase):
 
     def setUp(self) -> None:
         super().setUp()
+        self.supervisor._offload = ThreadOffload(reactor)
         self.go_on = threading.Event()
         self.copying = 0
         real = self.world.installer.install
@@ -175,6 +177,10 @@ class LeaveTests(ProcessCase):
             return real(wanted, check)
 
         self.patch(self.world.installer, "install", install)
+
+    async def tearDown(self) -> None:
+        self.go_on.set()  # a thread that still waits would keep the test run from ending
+        await super().tearDown()
 
     async def begun(self, key: ProcessKey = M0) -> Deferred[Any]:
         before = self.copying
