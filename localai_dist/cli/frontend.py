@@ -34,6 +34,7 @@ def makeService(options: Options) -> IService:
     """
     from twisted.internet import reactor
 
+    from localai_dist.net.websocket import require_masker
     from localai_dist.roles import frontend
     from localai_dist.roles.ending import sigterm_ends_well
     from localai_dist.store.schema import migrate_sync
@@ -44,6 +45,7 @@ def makeService(options: Options) -> IService:
         make_folder(settings.data_path, "data folder")
         make_folder(settings.models_path, "models folder")
         check_can_listen(settings.address, "LOCALAI_ADDRESS")
+        require_masker()  # before the database: what can't start must not migrate it
         migrate_sync(settings.auth_database_url)
         sigterm_ends_well(reactor)
         warn_of_open_doors(settings)

@@ -24,7 +24,6 @@ from localai_dist.httpapi.site import make_site
 from localai_dist.ids import InstanceId, NodeId
 from localai_dist.loads.service import Loads
 from localai_dist.loads.tools import LoadSettings
-from localai_dist.net.websocket import require_masker
 from localai_dist.registry.instances import Instances
 from localai_dist.registry.membership import Membership
 from localai_dist.registry.nodes import Nodes
@@ -61,9 +60,8 @@ def make(settings: FrontendSettings, reactor: Any) -> IService:
     The frontend as a service for twistd.
 
     Raises:
-        UserMistake: the native masker is missing.
+        UserMistake: the configured advertised address names no host.
     """
-    require_masker()
     return _Graph(settings, reactor).service()
 
 
@@ -123,7 +121,7 @@ class _Graph:
         monitor = HealthMonitor(
             self.nodes,
             self.ownership,
-            Departures({ROUTES: lambda departure: self.forwarder.forget(departure.id)}),
+            departures_for(self.forwarder),
             clock=self.reactor,
             interval=settings.health_interval,
             stale_after=settings.node_stale_after,
@@ -253,6 +251,11 @@ class _Graph:
             readiness=self.readiness,
             clock=self.reactor,
         )
+
+
+def departures_for(forwarder: Forwarder) -> Departures:
+    """Everybody here who keeps something of a node until it departs."""
+    return Departures({ROUTES: lambda departure: forwarder.forget(departure.id)})
 
 
 def advertised(settings: FrontendSettings) -> str | None:

@@ -383,4 +383,12 @@ ATTACKS: tuple[Attack, ...] = (
         reddens=("tests.db.test_bus.LossTests.test_a_silent_cut_is_noticed_within_ten_seconds",),
         leaves_green=("tests.db.test_bus.CarryTests.test_each_hears_its_subjects",),
     ),
+    Attack(
+        name="departures-are-told-to-nobody",
+        file="localai_dist/roles/frontend.py",
+        old="    return Departures({ROUTES: lambda departure: forwarder.forget(departure.id)})\n",
+        new="    return Departures({ROUTES: lambda departure: None})\n",
+        reddens=("tests.db.test_departure.DepartureTests.test_a_departed_node_is_forgotten",),
+        leaves_green=("tests.health.test_departure",),
+    ),
 )

@@ -156,4 +156,12 @@ ATTACKS: tuple[Attack, ...] = (
         reddens=("tests.mux.test_two_sessions.TwoSessionsTests.test_random_schedule",),
         leaves_green=("tests.net.test_stream.MuxStreamSuite.test_order",),
     ),
+    Attack(
+        name="mux-a-frontend-starts-without-the-masker",
+        file="localai_dist/cli/frontend.py",
+        old="        require_masker()  #",
+        new="        #",
+        reddens=("tests.net.test_websocket.MaskerTests.test_missing",),
+        leaves_green=("tests.net.test_websocket.MaskerTests.test_present",),
+    ),
 )

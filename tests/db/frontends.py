@@ -28,6 +28,7 @@ from localai_dist.relay.acceptor import PeerResource
 from localai_dist.relay.forward import Forwarder, GrpcTarget
 from localai_dist.relay.peers import PeerPool
 from localai_dist.relay.serve import RelayService
+from localai_dist.roles.frontend import departures_for
 from localai_dist.store.pool import Pool
 from localai_dist.testing.memory import Recorder
 from localai_dist.tunnel.acceptor import ConnectResource
@@ -65,6 +66,9 @@ class Frontend:
             reactor=reactor, instance=self.instance, registration_token=token, secret=self.secret, config=CONFIG
         )
         self.forwarder = Forwarder(self.held, self.peers, self.ownership, clock=reactor, grace=GRACE)
+        self.monitor = HealthMonitor(
+            self.nodes, self.ownership, departures_for(self.forwarder), clock=reactor, grace=GRACE
+        )
         self.connect_door = ConnectResource(
             nodes=self.nodes, held=self.held, config=CONFIG, clock=reactor, accepting=lambda: self.accepting
         )
@@ -87,7 +91,6 @@ class Frontend:
             world.api,
             connect_resource=self.connect_door,
             peer_resource=self.peer_door,
-            max_body=100_000,
             reactor=reactor,
         )
         self.port = reactor.listenTCP(0, site, interface="127.0.0.1")

@@ -350,18 +350,22 @@ class MaskerTests(TestCase):
 
     def test_missing(self) -> None:
         """Without the native masker a daemon refuses to start, in one line that says how to get it (MUX-12, BR-050)."""
-        folder = self.mktemp()
-        os.makedirs(folder)
-        env = {
-            "AUTOBAHN_USE_NVX": "0",
-            "LOCALAI_REGISTER_TO": "http://127.0.0.1:1",
-            "LOCALAI_REGISTRATION_TOKEN": "x",
-            **{f"LOCALAI_{name}_PATH": f"{folder}/{name}" for name in ("DATA", "MODELS", "BACKENDS")},
-        }
-        ran = subprocess.run(
-            twistd("localai-worker"), env=child_environment(env), cwd=folder, capture_output=True, text=True, timeout=60
-        )
-        self.assertEqual(ran.returncode, 1)
-        (line,) = ran.stderr.strip().splitlines()
-        self.assertIn("pip install", line)
-        self.assertIn("NVX", line)
+        for daemon in ("localai-frontend", "localai-worker", "localai-agent-worker"):
+            folder = self.mktemp()
+            os.makedirs(folder)
+            env = {
+                "AUTOBAHN_USE_NVX": "0",
+                "LOCALAI_REGISTER_TO": "http://127.0.0.1:1",
+                "LOCALAI_REGISTRATION_TOKEN": "x",
+                "LOCALAI_AUTH_DATABASE_URL": "postgresql://nobody@127.0.0.1:1/nothing",
+                "LOCALAI_ADDRESS": "127.0.0.1:0",
+                "LOCALAI_API_KEY": "x",
+                **{f"LOCALAI_{name}_PATH": f"{folder}/{name}" for name in ("DATA", "MODELS", "BACKENDS")},
+            }
+            ran = subprocess.run(
+                twistd(daemon), env=child_environment(env), cwd=folder, capture_output=True, text=True, timeout=60
+            )
+            self.assertEqual(ran.returncode, 1, daemon)
+            (line,) = ran.stderr.strip().splitlines()
+            self.assertIn("pip install", line)
+            self.assertIn("NVX", line)
