@@ -164,4 +164,15 @@ ATTACKS: tuple[Attack, ...] = (
         reddens=("tests.net.test_websocket.MaskerTests.test_missing",),
         leaves_green=("tests.net.test_websocket.MaskerTests.test_present",),
     ),
+    Attack(
+        name="mux-splice-ends-a-side-that-is-over",
+        file="localai_dist/net/splice.py",
+        old="        if self.lost:\n            return\n",
+        new="",
+        reddens=(
+            "tests.net.test_splice.EveryEndingTests.test_clean_endings",
+            "tests.net.test_splice.EveryEndingTests.test_the_other_way_round",
+        ),
+        leaves_green=("tests.net.test_splice.EndingsTests",),
+    ),
 )

@@ -193,6 +193,23 @@ class CountingTransport(SlowTransport):
         super().abortConnection()
 
 
+def counted(stream: MuxStream) -> list[str]:
+    """How a stream is ended from now on, in order; what that does is left alone."""
+    ends: list[str] = []
+    closing, aborting = stream.loseConnection, stream.abortConnection
+
+    def close() -> None:
+        ends.append("closed")
+        closing()
+
+    def abort() -> None:
+        ends.append("aborted")
+        aborting()
+
+    stream.loseConnection, stream.abortConnection = close, abort  # type: ignore[method-assign]
+    return ends
+
+
 class EveryEndingTests(SynchronousTestCase):
     """Each ending as it really happens, seen from the other side of the splice (MUX-16)."""
 
@@ -204,6 +221,7 @@ class EveryEndingTests(SynchronousTestCase):
         tcp = CountingTransport(pair.clock)
         tcp.protocol = Recorder()
         told: list[SpliceEnd] = []
+        stream_ends = counted(middle)
         splice(middle, tcp).addCallback(told.append)
         near.write(b"x" * 48 * KiB)
         pair.settle()
@@ -217,6 +235,7 @@ class EveryEndingTests(SynchronousTestCase):
         (end,) = told
         self.assertTrue(tcp.disconnected)
         self.assertEqual(len(tcp.ends), 1)
+        self.assertEqual(stream_ends, [], "the side that ended by itself is left alone")
         pair.close()
         return end, tcp
 
@@ -242,7 +261,7 @@ class EveryEndingTests(SynchronousTestCase):
     def test_clean_endings(self) -> None:
         """End of data, our own reset of the stream, and our own shutdown of the session flush first (MUX-16)."""
         self.assert_clean(lambda pair, near, middle: near.loseConnection())
-        self.assert_clean(lambda pair, near, middle: middle.abortConnection())
+        self.assert_clean(lambda pair, near, middle: MuxStream.abortConnection(middle))
         self.assert_clean(lambda pair, near, middle: pair.server.close())
 
     def test_failures(self) -> None:
@@ -261,6 +280,31 @@ class EveryEndingTests(SynchronousTestCase):
             pair.pass_time(15.2)
 
         self.assert_failure(silence)
+
+    def test_the_other_way_round(self) -> None:
+        """The TCP side ends first, cleanly or not: the stream is closed or aborted, once, and that is all (MUX-16)."""
+        endings: dict[str, Callable[[CountingTransport], None]] = {
+            "closed": lambda tcp: tcp.end_of_data(),
+            "aborted": lambda tcp: tcp.lose(ConnectionLost()),
+        }
+        for expected, how in endings.items():
+            pair = SessionPair()
+            near, middle = pair.open()
+            client = Recorder()
+            near.start(client)
+            tcp = CountingTransport(pair.clock)
+            tcp.protocol = Recorder()
+            stream_ends = counted(middle)
+            done = splice(middle, tcp)
+            tcp.deliver(b"y" * 48 * KiB)
+            how(tcp)
+            self.assertEqual(stream_ends, [expected])
+            pair.settle()
+            self.assertEqual(self.successResultOf(done).clean, expected == "closed")
+            self.assertEqual((stream_ends, tcp.ends), ([expected], []))
+            if expected == "closed":
+                self.assertEqual(len(client.data), 48 * KiB)
+            pair.close()
 
     def test_shutdown_over_unread_bytes(self) -> None:
         """Our own shutdown with received bytes nobody took is no clean end: they would be missing (MUX-16)."""
@@ -285,6 +329,7 @@ class EveryEndingTests(SynchronousTestCase):
         near.pauseProducing()
         tcp = CountingTransport(pair.clock)
         tcp.protocol = Recorder()
+        stream_ends = counted(middle)
         done = splice(middle, tcp)
         for _ in range(16):
             tcp.deliver(b"y" * 64 * KiB)
@@ -293,7 +338,7 @@ class EveryEndingTests(SynchronousTestCase):
         pair.carriers.a.lose(ConnectionLost())
         pair.carriers.b.lose(ConnectionLost())
         pair.settle()
-        self.assertEqual(tcp.ends, ["aborted"])
+        self.assertEqual((tcp.ends, stream_ends), (["aborted"], []))
         self.assertFalse(self.successResultOf(done).clean)
 
 
