@@ -12,7 +12,9 @@ from twisted.trial.unittest import TestCase
 
 from localai_dist.store.listener import Listener
 from localai_dist.store.pool import Pool
-from localai_dist.testing.databases import shared
+from localai_dist.store.schema import migrate_sync
+from localai_dist.testing.databases import private_server, shared
+from localai_dist.testing.postgres import PostgresServer
 
 
 async def until(fact: Callable[[], Any], what: str, *, within: float = 10.0) -> Any:
@@ -61,3 +63,16 @@ class DatabaseTestCase(TestCase):
         except kind as error:
             return error
         raise AssertionError(f"{kind.__name__} not raised, got {result!r}")
+
+
+class OwnServerCase(DatabaseTestCase):
+    """A PostgreSQL of each test's own, because it goes down; its database is migrated."""
+
+    server: PostgresServer
+
+    def setUp(self) -> None:
+        """Start it; it is stopped with the test."""
+        self.server = private_server()
+        self.addCleanup(self.server.stop)
+        self.url = self.server.url()
+        migrate_sync(self.url)

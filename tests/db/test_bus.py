@@ -14,12 +14,9 @@ from localai_dist.bus.service import NAME, RETENTION, Bus
 from localai_dist.store.errors import StoreError, StoreUnavailable
 from localai_dist.store.listener import Listener
 from localai_dist.store.pool import Pool
-from localai_dist.store.schema import migrate_sync
-from localai_dist.testing.databases import private_server
-from localai_dist.testing.postgres import PostgresServer
 from localai_dist.units import MiB
 from tests.bus.test_envelope import FILLERS, padded
-from tests.db.case import DatabaseTestCase, until
+from tests.db.case import DatabaseTestCase, OwnServerCase, until
 from tests.db.link import Link
 
 ENDED_WITHIN = 3.0
@@ -313,17 +310,8 @@ async def blocked_no_more(pool: Pool, name: str) -> bool:
     return not await pool.fetch("select pid from pg_stat_activity where application_name = %(name)s", {"name": name})
 
 
-class RestartTests(BusCase):
+class RestartTests(OwnServerCase, BusCase):
     """A server of its own, since it goes down."""
-
-    server: PostgresServer
-
-    def setUp(self) -> None:
-        """A private server with a migrated database."""
-        self.server = private_server()
-        self.addCleanup(self.server.stop)
-        self.url = self.server.url()
-        migrate_sync(self.url)
 
     async def test_the_database_restarts_and_crashes(self) -> None:
         """After each restart LISTEN is in force before the subscriber is told; no connection is left over (CLUS-15)."""

@@ -5,19 +5,17 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 import localai_dist
-from localai_dist.ids import InstanceId, ModelName
+from localai_dist.ids import ModelName
 from localai_dist.registry.identity import TokenCheck
-from localai_dist.registry.instances import Instances
 from localai_dist.registry.records import Registration
 from localai_dist.registry.replicas import Replicas
 from localai_dist.store.errors import StatementFailed
 from localai_dist.testing.databases import shared
-from tests.db.case import DatabaseTestCase, until
-from tests.db.test_notices import Frontend
+from tests.db.case import until
+from tests.db.test_notices import BusFrontendCase, Frontend
 from tests.loads.doubles import Workers, make_model
 
 BREAK = """
@@ -29,7 +27,7 @@ do $$ begin execute format('alter database %I set search_path = broken, pg_catal
 """New connections find this function where PostgreSQL's own was."""
 
 
-class FailingNotifyTests(DatabaseTestCase):
+class FailingNotifyTests(BusFrontendCase):
     """Two frontends on a database where every NOTIFY fails."""
 
     async def begin(self) -> tuple[Frontend, Frontend]:
@@ -40,14 +38,6 @@ class FailingNotifyTests(DatabaseTestCase):
         self.pool_ = await self.pool(size=4)
         self.workers = Workers()
         return await self.frontend("one"), await self.frontend("two")
-
-    async def frontend(self, instance: str) -> Frontend:
-        """One frontend."""
-        await Instances(self.pool_, live_window=30.0).register(InstanceId(instance), "h:1", "1", "")
-        frontend = Frontend(self.url, self.pool_, instance, self.workers)
-        self.addCleanup(lambda: Deferred.fromCoroutine(frontend.stop()))
-        await frontend.start()
-        return frontend
 
     async def test_no_state_change_is_lost(self) -> None:
         """

@@ -86,7 +86,22 @@ class Frontend:
         self.forwarder._owners[node] = (route, reactor.seconds() + 1000)
 
 
-class NoticesTests(DatabaseTestCase):
+class BusFrontendCase(DatabaseTestCase):
+    """Frontends of one database, on the bus; a test sets ``pool_`` and ``workers`` first."""
+
+    pool_: Pool
+    workers: Workers
+
+    async def frontend(self, instance: str) -> Frontend:
+        """One frontend."""
+        await Instances(self.pool_, live_window=30.0).register(InstanceId(instance), "h:1", "1", "")
+        frontend = Frontend(self.url, self.pool_, instance, self.workers)
+        self.addCleanup(lambda: Deferred.fromCoroutine(frontend.stop()))
+        await frontend.start()
+        return frontend
+
+
+class NoticesTests(BusFrontendCase):
     """Two frontends."""
 
     async def begin(self) -> tuple[Frontend, Frontend]:
@@ -96,14 +111,6 @@ class NoticesTests(DatabaseTestCase):
             await self.pool_.execute(f"delete from {table}")
         self.workers = Workers()
         return await self.frontend("one"), await self.frontend("two")
-
-    async def frontend(self, instance: str) -> Frontend:
-        """One frontend."""
-        await Instances(self.pool_, live_window=30.0).register(InstanceId(instance), "h:1", "1", "")
-        frontend = Frontend(self.url, self.pool_, instance, self.workers)
-        self.addCleanup(lambda: Deferred.fromCoroutine(frontend.stop()))
-        await frontend.start()
-        return frontend
 
     async def register(self, nodes: Nodes, name: str, token: str | None = None) -> Any:
         """Register ``name``."""

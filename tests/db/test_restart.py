@@ -7,24 +7,12 @@ import os
 from twisted.internet.defer import CancelledError, Deferred
 
 from localai_dist.store.errors import StoreUnavailable
-from localai_dist.store.schema import migrate_sync
-from localai_dist.testing.databases import private_server
-from localai_dist.testing.postgres import PostgresServer
-from tests.db.case import DatabaseTestCase, until
+from tests.db.case import DatabaseTestCase, OwnServerCase, until
 from tests.db.link import Link
 
 
-class RestartTests(DatabaseTestCase):
+class RestartTests(OwnServerCase):
     """A server of its own, since it goes down."""
-
-    server: PostgresServer
-
-    def setUp(self) -> None:
-        """A private server with a migrated database, stopped with the test."""
-        self.server = private_server()
-        self.addCleanup(self.server.stop)
-        self.url = self.server.url()
-        migrate_sync(self.url)
 
     async def test_five_restarts_heal(self) -> None:
         """Restarted five times: all works again each time, one LISTEN connection, no descriptor more (WALK-15)."""

@@ -2,35 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import TCP4ClientEndpoint
 from twisted.internet.task import deferLater
-from twisted.web.resource import Resource
 
 from localai_dist.grpcclient import BackendChannel, connect
 from localai_dist.net.endpoints import StreamEndpoint
-from localai_dist.net.request import StreamingSite
-from localai_dist.net.session import MuxSession, SessionConfig
+from localai_dist.net.session import MuxSession
 from localai_dist.net.splice import splice_stream_to_endpoint
 from localai_dist.net.stream import MuxStream
-from localai_dist.net.websocket import accept, dial
 from tests.grpcclient import test_contract
-
-
-class TunnelResource(Resource):
-    """Takes one worker's tunnel."""
-
-    isLeaf = True
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.session: Deferred[MuxSession] = Deferred()
-
-    def render_GET(self, request: Any) -> Any:
-        return accept(request, client=False, config=SessionConfig(), clock=reactor, on_session=self.session.callback)
+from tests.tunnel.sockets import tunnel
 
 
 class TunnelContractTests(test_contract.ContractTests):
@@ -52,15 +35,7 @@ class TunnelContractTests(test_contract.ContractTests):
 
     async def open_tunnel(self) -> None:
         """The worker dials, the frontend accepts."""
-        resource = TunnelResource()
-        self.listener = reactor.listenTCP(
-            0, StreamingSite(resource, max_body=1000, reactor=reactor), interface="127.0.0.1"
-        )
-        url = f"http://127.0.0.1:{self.listener.getHost().port}/"
-        self.worker = await dial(
-            reactor, url, headers={}, client=True, config=SessionConfig(), on_stream=self.serve_stream
-        )
-        self.frontend = await resource.session
+        self.listener, self.frontend, self.worker = await tunnel(self.serve_stream)
 
     def serve_stream(self, stream: MuxStream) -> None:
         """The worker's side of a stream: straight to the backend's port."""

@@ -6,15 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from twisted.internet import reactor as _reactor
-from twisted.internet.defer import Deferred
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
-from twisted.web.resource import Resource
 
 from localai_dist.ids import InstanceId, NodeId
-from localai_dist.net.request import StreamingSite
-from localai_dist.net.session import MuxSession, SessionConfig
-from localai_dist.net.websocket import accept, dial
 from localai_dist.relay.control import VerbClient
 from localai_dist.relay.forward import Forwarder
 from localai_dist.relay.http import NodeHttp
@@ -22,23 +17,11 @@ from localai_dist.staging.upload import Stager
 from localai_dist.units import MiB
 from localai_dist.worker.service import BackendWorkerConfig, WorkerServer, make_backend_worker
 from tests.relay.mesh import Held, Registry
+from tests.tunnel.sockets import tunnel
 
 reactor: Any = _reactor
 NODE = NodeId("n-1")
 TOKEN = "registration-token"
-
-
-class _Tunnels(Resource):
-    """Takes tunnels."""
-
-    isLeaf = True
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.session: Deferred[MuxSession] = Deferred()
-
-    def render_GET(self, request: Any) -> Any:
-        return accept(request, client=False, config=SessionConfig(), clock=reactor, on_session=self.session.callback)
 
 
 class TunnelCase(TestCase):
@@ -52,15 +35,7 @@ class TunnelCase(TestCase):
         self.models.mkdir(parents=True)
         self.worker = self.make_worker()
         self.worker.startService()
-        tunnels = _Tunnels()
-        self.listening = reactor.listenTCP(
-            0, StreamingSite(tunnels, max_body=1000, reactor=reactor), interface="127.0.0.1"
-        )
-        url = f"http://127.0.0.1:{self.listening.getHost().port}/"
-        self.far = await dial(
-            reactor, url, headers={}, client=True, config=SessionConfig(), on_stream=self.worker.on_stream
-        )
-        self.near = await tunnels.session
+        self.listening, self.near, self.far = await tunnel(self.worker.on_stream)
         held = Held(InstanceId("here"))
         held.tunnels[NODE] = self.near
         forwarder = Forwarder(held, None, Registry(), clock=reactor, grace=90.0)

@@ -9,10 +9,15 @@ from typing import Any
 from twisted.internet import reactor as real_reactor
 from twisted.internet import tcp
 from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IListeningPort
 from twisted.internet.task import deferLater
 from twisted.web import resource
 
 from localai_dist.ids import NodeId
+from localai_dist.net.request import StreamingSite
+from localai_dist.net.session import MuxSession, SessionConfig
+from localai_dist.net.stream import MuxStream
+from localai_dist.net.websocket import accept, dial
 
 reactor: Any = real_reactor
 
@@ -60,6 +65,34 @@ async def no_connection_left() -> None:
     await until(
         lambda: not any(isinstance(each, tcp.Connection) for each in reactor.getReaders()), "every socket is closed"
     )
+
+
+class Door(resource.Resource):
+    """Lets in whoever dials: the frontend's side of one tunnel."""
+
+    isLeaf = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.session: Deferred[MuxSession] = Deferred()
+
+    def render_GET(self, request: Any) -> Any:
+        """Upgrade."""
+        return accept(request, client=False, config=SessionConfig(), clock=reactor, on_session=self.session.callback)
+
+
+async def tunnel(on_stream: Callable[[MuxStream], None]) -> tuple[IListeningPort, MuxSession, MuxSession]:
+    """
+    A tunnel over real sockets: the frontend's listening port, its session, and the worker's.
+
+    Args:
+        on_stream: what serves the streams the frontend opens.
+    """
+    door = Door()
+    listening = reactor.listenTCP(0, StreamingSite(door, max_body=1000, reactor=reactor), interface="127.0.0.1")
+    url = f"http://127.0.0.1:{listening.getHost().port}/"
+    far = await dial(reactor, url, headers={}, client=True, config=SessionConfig(), on_stream=on_stream)
+    return listening, await door.session, far
 
 
 def cluster_root(**doors: resource.Resource) -> resource.Resource:
