@@ -69,7 +69,7 @@ class _Case(Protocol):
 @implementer(IPushProducer)
 class Source:
     """
-    A push producer with ``total`` bytes that writes until paused, then waits to be resumed.
+    A push producer with ``total`` bytes that writes until paused, then waits to be resumed; each write is new memory.
 
     Attributes:
         left: bytes not yet written.
@@ -82,7 +82,7 @@ class Source:
         self.pauses = 0
         self.stopped = False
         self._consumer = consumer
-        self._piece = bytes(range(256)) * (piece // 256)
+        self._piece = memoryview(bytes(range(256)) * (piece // 256))
         self._paused = False
         self._closing = closing
 
@@ -99,7 +99,7 @@ class Source:
         while self.left and not self._paused and not self.stopped:
             size = min(self.left, len(self._piece))
             self.left -= size
-            self._consumer.write(self._piece[:size])
+            self._consumer.write(bytes(self._piece[:size]))
         if not self.left and not self.stopped:
             self.stopped = True
             self._consumer.unregisterProducer()

@@ -6,7 +6,7 @@ ATTACKS: tuple[Attack, ...] = (
     Attack(
         name="mux-unbounded-send-queue",
         file="localai_dist/net/feed.py",
-        old="        if queued > HIGH_WATER and self.producer",
+        old="        if queued > self.high_water and self.producer",
         new="        if False and self.producer",
         reddens=(
             "tests.net.test_stalls.StalledReaderTests.test_both_directions",
@@ -174,5 +174,27 @@ ATTACKS: tuple[Attack, ...] = (
             "tests.net.test_splice.EveryEndingTests.test_the_other_way_round",
         ),
         leaves_green=("tests.net.test_splice.EndingsTests",),
+    ),
+    Attack(
+        name="mux-send-queue-five-times-as-long",
+        file="localai_dist/net/feed.py",
+        old="\nHIGH_WATER: Final = 64 * KiB\n",
+        new="\nHIGH_WATER: Final = 320 * KiB\n",
+        reddens=(
+            "tests.net.test_stalls.StalledReaderTests.test_both_directions",
+            "tests.net.test_stalls.StalledReaderTests.test_across_a_relay",
+        ),
+        leaves_green=("tests.net.test_stream.MuxStreamSuite.test_order",),
+    ),
+    Attack(
+        name="mux-bulk-window-twice-as-large",
+        file="localai_dist/mux/stream.py",
+        old="BULK_WINDOW: Final = 4 * MiB",
+        new="BULK_WINDOW: Final = 8 * MiB",
+        reddens=(
+            "tests.net.test_stalls.StalledReaderTests.test_bulk",
+            "tests.net.test_stalls.StalledReaderTests.test_bulk_across_a_relay",
+        ),
+        leaves_green=("tests.net.test_stalls.StalledReaderTests.test_both_directions",),
     ),
 )

@@ -21,6 +21,10 @@ from localai_dist.units import KiB, MiB
 
 OFFERED = 500 * MiB
 OTHERS = 20
+WAITING = {TrafficClass.INFERENCE: 64 * KiB, TrafficClass.BULK: 256 * KiB}
+"""What waits to be sent on each leg beside its window, at most (bytes)."""
+BOOKS = 96 * KiB
+"""What is kept of everything else (bytes)."""
 
 
 @dataclass
@@ -54,15 +58,22 @@ def direct(*, down: bool = False) -> Way:
     return Way([pair.client, pair.server], opened, pair.pass_time)
 
 
-def relayed() -> Way:
-    """A link and a tunnel, spliced in the middle as the owner does."""
+def relayed(*, down: bool = False) -> Way:
+    """
+    A link and a tunnel, spliced in the middle as the owner does, which classes both legs alike.
+
+    Args:
+        down: the first ends are those at the worker, where the streams arrive, though all are opened at the other.
+    """
     clock = Clock()
     link, tunnel = SessionPair(clock=clock), SessionPair(clock=clock)
 
     def join(stream: MuxStream) -> None:
+        stream.traffic = wanted[0]
         tunnel.client.open(stream.traffic).addCallback(lambda ahead: splice(stream, ahead))
 
     link.server.on_stream = join
+    wanted = [TrafficClass.INFERENCE]
 
     def pass_time(seconds: float, step: float) -> None:
         end = clock.seconds() + seconds
@@ -80,11 +91,14 @@ def relayed() -> Way:
 
     def opened(traffic: TrafficClass) -> tuple[MuxStream, MuxStream]:
         near: list[MuxStream] = []
+        wanted[0] = traffic
         link.client.open(traffic).addCallback(near.append)
         settle()
-        return near[0], tunnel.arrived[tunnel.server][-1]
+        ends = near[0], tunnel.arrived[tunnel.server][-1]
+        return ends[::-1] if down else ends
 
-    return Way([link.client, link.server, tunnel.client, tunnel.server], opened, pass_time)
+    legs = [link.client, link.server, tunnel.client, tunnel.server]
+    return Way(legs[::-1] if down else legs, opened, pass_time)
 
 
 class Counter(Protocol):
@@ -107,21 +121,23 @@ class StalledReaderTests(SynchronousTestCase):
             near.start(Recorder())
             far.start(counter)
         (near, far), *others = ends
+        far.traffic = traffic
         self.warm(way, others, counters[1:])
         far.pauseProducing()
         before = self.traced()
         source = Source(near, OFFERED)
         source.begin()
         way.pass_time(2, 0.05)
-        window = sum(stream._core.receive_window.size for stream in (far, *self.relay_ends(way, traffic, far)))
+        window = sum(stream._core.receive_window.size for stream in (far, *self.relay_ends(way)))
+        bound = window + WAITING[traffic] * (len(way.sessions) // 2) + BOOKS
         grown = self.traced() - before
         self.assertGreater(source.left, OFFERED - 3 * window - MiB)
-        self.assertLess(grown, 2 * window + 256 * KiB)
+        self.assertLess(grown, bound)
         self.warm(way, others, counters[1:])
         self.assertEqual(counters[0].count, 0)
         # Five more minutes change nothing.
         way.pass_time(300, 1.0)
-        self.assertLess(self.traced() - before, 2 * window + 256 * KiB)
+        self.assertLess(self.traced() - before, bound)
         self.assertTrue(all(session.is_open for session in way.sessions))
         near.abortConnection()
         way.pass_time(0.2, 0.05)
@@ -136,8 +152,8 @@ class StalledReaderTests(SynchronousTestCase):
             session.core.check()
         return window
 
-    def relay_ends(self, way: Way, traffic: TrafficClass, far: MuxStream) -> list[MuxStream]:
-        """The receiving end in the middle, where there is one."""
+    def relay_ends(self, way: Way) -> list[MuxStream]:
+        """The end in the middle that receives on the first stream, where there is one."""
         return [] if len(way.sessions) == 2 else [way.sessions[1]._streams[1]]
 
     def warm(self, way: Way, others: list[tuple[MuxStream, MuxStream]], counters: list[Counter]) -> None:
@@ -164,9 +180,14 @@ class StalledReaderTests(SynchronousTestCase):
             self.assertEqual(self.stall(direct(down=down), TrafficClass.INFERENCE), 256 * KiB)
 
     def test_across_a_relay(self) -> None:
-        """Across a splice the two windows of its two legs are all there is (MUX-13, BR-008)."""
-        self.stall(relayed(), TrafficClass.INFERENCE)
+        """Across a splice, in both directions, the windows of its two legs are all there is (MUX-13, BR-008)."""
+        for down in (False, True):
+            self.assertEqual(self.stall(relayed(down=down), TrafficClass.INFERENCE), 2 * 256 * KiB)
 
     def test_bulk(self) -> None:
         """A bulk stream's larger window is the bound, and bulk of others goes on beside it (MUX-13)."""
-        self.stall(direct(), TrafficClass.BULK)
+        self.assertEqual(self.stall(direct(), TrafficClass.BULK), 4 * MiB)
+
+    def test_bulk_across_a_relay(self) -> None:
+        """The same over two legs that are both bulk (MUX-13)."""
+        self.assertEqual(self.stall(relayed(), TrafficClass.BULK), 8 * MiB)
