@@ -14,6 +14,8 @@ import time
 from queue import SimpleQueue
 
 PIECE = 16 * 1024
+CATCH_UP = 0.003
+"""A reader that slept too long makes so much of it good (s): without it the link passed 91 % of its rate."""
 
 
 def pass_on(source: socket.socket, sink: socket.socket, rate: float, delay: float) -> None:
@@ -33,7 +35,7 @@ def pass_on(source: socket.socket, sink: socket.socket, rate: float, delay: floa
     free = time.perf_counter()
     while True:
         piece = source.recv(PIECE)
-        free = max(free, time.perf_counter()) + len(piece) / rate
+        free = max(free, time.perf_counter() - CATCH_UP) + len(piece) / rate
         due.put((free + delay, piece))
         if not piece:
             return

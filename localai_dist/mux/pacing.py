@@ -120,6 +120,8 @@ class DelayCap:
 
     def bulk_sent(self, count: int) -> None:
         """Bulk bytes left for the transport."""
+        if not self.under_way:
+            self._answered = None  # a rate that counts the time before says nothing of the link
         self.under_way += count
         self._total += count
 

@@ -19,13 +19,14 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from localai_dist.mux.classes import TrafficClass
-from localai_dist.mux.frame import HEADER_SIZE, Flag, FrameType, encode
+from localai_dist.mux.frame import HEADER_SIZE, VERSION, Flag, FrameType, pack_header
 from localai_dist.mux.pacing import FRAME_MIN, DelayCap, TransportLimit
 from localai_dist.mux.stream import Input, Stream
 from localai_dist.units import KiB
 
-BATCH_MAX: Final = 65_522
-"""A carrier message with a WebSocket header of 14 bytes stays within 65 536. Source: design §5.3."""
+BATCH_MAX: Final = 256 * KiB - 14
+"""A carrier message with a WebSocket header of 14 bytes stays within 256 KiB, one read of a tunnel's socket.
+A frame costs the same whatever its size; so long a one only goes where the transport drains it in two milliseconds."""
 
 FRAME_MAX: Final = BATCH_MAX - HEADER_SIZE
 SMALL_FRAME: Final = 16 * KiB
@@ -38,6 +39,7 @@ SMALLEST_TURN: Final = 4 * KiB
 """No new stream gets a turn in a batch with less room left than this."""
 
 OTHERS_PER_BULK: Final = (1 - FLOOR) / FLOOR
+_DATA, _WINDOW_UPDATE, _FIN = int(FrameType.DATA), int(FrameType.WINDOW_UPDATE), int(Flag.FIN)
 
 
 @dataclass(slots=True)
@@ -51,7 +53,7 @@ class Batch:
         served: streams that gave bytes or a FIN, for the shell to resume their producers.
     """
 
-    parts: list[bytes] = field(default_factory=list)
+    parts: list[bytes | memoryview] = field(default_factory=list)
     size: int = 0
     served: list[Stream] = field(default_factory=list)
 
@@ -102,7 +104,8 @@ class Sender:
     @property
     def idle(self) -> bool:
         """Whether there is nothing to send at all, given credit and caps aside."""
-        return not self.control and not any(self._ready)
+        control, inference, bulk = self._ready
+        return not (self.control or control or inference or bulk)
 
     def batch(self, now: float, held: int) -> Batch:
         """
@@ -152,14 +155,14 @@ class Sender:
         parts, count = stream.take(limit, now)
         if count:
             stream.apply(Input.SEND_DATA)
-            batch.add(encode(FrameType.DATA, Flag.NONE, stream.id, count))
+            batch.add(pack_header(VERSION, _DATA, 0, stream.id, count))
             batch.parts += parts
             batch.size += count
             if traffic is TrafficClass.BULK:
                 self.delay.bulk_sent(count)
         if stream.fin_due:
             stream.apply(Input.SEND_FIN)
-            batch.add(encode(FrameType.WINDOW_UPDATE, Flag.FIN, stream.id, 0))
+            batch.add(pack_header(VERSION, _WINDOW_UPDATE, _FIN, stream.id, 0))
         batch.served.append(stream)
         self.wake(stream)
         return count

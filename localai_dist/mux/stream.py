@@ -23,9 +23,6 @@ TURNS_BULK_AFTER: Final = 1 * MiB
 PAUSE: Final = 0.1
 """An empty send queue for this long (s) is a pause."""
 
-PIECE: Final = 64 * KiB
-"""Longer writes are queued in pieces of this size."""
-
 
 class State(Enum):
     """What may still travel on a stream."""
@@ -54,6 +51,7 @@ class Input(Enum):
 
 
 _O, _L, _R, _C, _X = State.OPEN, State.LOCAL_CLOSED, State.REMOTE_CLOSED, State.CLOSED, State.RESET
+_SENDING, _RECEIVING, _OVER = (_O, _R), (_O, _L), (_C, _X)
 
 TRANSITIONS: Final[dict[tuple[State, Input], State]] = {
     (_O, Input.SEND_DATA): _O,
@@ -162,7 +160,7 @@ class Stream:
     @property
     def traffic(self) -> TrafficClass:
         """The class its bytes are sent in: the declared one, or bulk after a long run without a pause."""
-        if self.declared is TrafficClass.INFERENCE and self._run >= TURNS_BULK_AFTER:
+        if self._run >= TURNS_BULK_AFTER and self.declared is TrafficClass.INFERENCE:
             return TrafficClass.BULK
         return self.declared
 
@@ -170,34 +168,34 @@ class Stream:
     def sendable(self) -> int:
         """How many queued bytes the peer's credit (and, before its ACK, our own restraint) allows."""
         allowed = self.send_window.available
-        if self.local and not self.acked:
-            allowed = min(allowed, BEFORE_ACK - self.sent)
-        return min(self.queued, max(allowed, 0))
+        if self.local and not self.acked and allowed > BEFORE_ACK - self.sent:
+            allowed = BEFORE_ACK - self.sent
+        return self.queued if self.queued <= allowed else max(allowed, 0)
 
     @property
     def wants_turn(self) -> bool:
         """Whether the sender could put something of this stream on the wire now."""
-        return self.sendable > 0 or self.fin_due
+        return self.sendable > 0 if self.queued else self.fin_due
 
     @property
     def fin_due(self) -> bool:
         """Whether everything written is sent, and a FIN is asked for and not yet sent."""
-        return self.finishing and not self.queued and self.state in (State.OPEN, State.REMOTE_CLOSED)
+        return self.finishing and not self.queued and self.state in _SENDING
 
     @property
     def readable(self) -> bool:
         """Whether the peer may still send."""
-        return self.state in (State.OPEN, State.LOCAL_CLOSED)
+        return self.state in _RECEIVING
 
     @property
     def writable(self) -> bool:
         """Whether ``write`` may still be called."""
-        return self.state in (State.OPEN, State.REMOTE_CLOSED) and not self.finishing
+        return self.state in _SENDING and not self.finishing
 
     @property
     def over(self) -> bool:
         """Whether nothing travels any more in either direction."""
-        return self.state in (State.CLOSED, State.RESET)
+        return self.state in _OVER
 
     def apply(self, input_: Input) -> None:
         """Take one step of the table; raises ``IllegalInput`` and changes nothing when there is none."""
@@ -209,23 +207,21 @@ class Stream:
             raise LocalProtocolError(f"can't write on a stream where {self.state.value}")
         if not self.queued and (self._empty_since is None or now - self._empty_since >= PAUSE):
             self._run = 0
-        if len(data) <= 2 * PIECE:
-            self.queue.append(data)
-        else:  # cut once here, else every frame would copy all of the rest
-            self.queue.extend(data[at : at + PIECE] for at in range(0, len(data), PIECE))
+        self.queue.append(data)
         self.queued += len(data)
 
-    def take(self, limit: int, now: float) -> tuple[list[bytes], int]:
+    def take(self, limit: int, now: float) -> tuple[list[bytes | memoryview], int]:
         """Up to ``limit`` sendable bytes off the queue, as references, and how many they are."""
         count = min(limit, self.sendable)
-        parts, left, skip = [], count, self._taken
+        parts: list[bytes | memoryview] = []
+        left, skip = count, self._taken
         while left:
             chunk = self.queue[0]
             if len(chunk) - skip > left:
-                parts.append(chunk[skip : skip + left])
+                parts.append(memoryview(chunk)[skip : skip + left])
                 skip += left
                 break
-            parts.append(chunk[skip:] if skip else chunk)
+            parts.append(memoryview(chunk)[skip:] if skip else chunk)
             left -= len(chunk) - skip
             skip = 0
             self.queue.popleft()

@@ -45,8 +45,11 @@ class Carrier(Protocol):
     def start(self, user: CarrierUser) -> None:
         """Deliver to ``user`` from now on; what came before is delivered first."""
 
-    def send(self, parts: Sequence[bytes]) -> None:
-        """Send ``parts`` as one message; ignored once closed."""
+    def send(self, parts: Sequence[bytes | memoryview]) -> None:
+        """Send ``parts`` as one message, with the next ``flush`` at the latest; ignored once closed."""
+
+    def flush(self) -> bool:
+        """Give the transport what was sent; True when all of it left for the kernel: no ``carrier_drained`` follows."""
 
     def close(self, code: int, text: str) -> None:
         """Send what was given, then close cleanly; abort when the peer does not follow in time."""

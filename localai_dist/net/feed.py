@@ -9,7 +9,8 @@ from localai_dist.units import KiB
 HIGH_WATER: Final = 64 * KiB
 """A push producer is paused above this many queued bytes, as by a TCP transport."""
 
-LOW_WATER: Final = 32 * KiB
+BULK_HIGH_WATER: Final = 256 * KiB
+"""The same for a bulk stream, whose frames are as long as that on a fast link."""
 
 
 class Feed:
@@ -18,12 +19,14 @@ class Feed:
 
     Attributes:
         producer: it, or None.
+        high_water: above this many queued bytes a push producer is paused, and at half of it resumed.
     """
 
-    __slots__ = ("_paused", "_streaming", "producer")
+    __slots__ = ("_paused", "_streaming", "high_water", "producer")
 
     def __init__(self) -> None:
         self.producer: Any = None
+        self.high_water = HIGH_WATER
         self._streaming = False
         self._paused = False
 
@@ -48,7 +51,7 @@ class Feed:
 
     def queue_grew(self, queued: int) -> None:
         """Bytes were written; ``queued`` wait now."""
-        if queued > HIGH_WATER and self.producer is not None and self._streaming and not self._paused:
+        if queued > self.high_water and self.producer is not None and self._streaming and not self._paused:
             self._paused = True
             self.producer.pauseProducing()
 
@@ -59,6 +62,6 @@ class Feed:
         if not self._streaming:
             if not queued:
                 self.producer.resumeProducing()
-        elif self._paused and queued <= LOW_WATER:
+        elif self._paused and 2 * queued <= self.high_water:
             self._paused = False
             self.producer.resumeProducing()

@@ -168,7 +168,7 @@ class MuxSession:
         finally:
             self._receiving = False
         self._open_waiting()
-        if not self.core.sender.idle or self.core.credit_due:
+        if self.core.has_something:
             self.schedule()
 
     def read_began(self) -> None:
@@ -191,8 +191,7 @@ class MuxSession:
             return
         if self._carrier.pull and self._held:
             self.core.sender.limit.drained(self._held, self.clock.seconds() - self._held_since)
-        self._held = 0
-        self._paused = False
+        self._held, self._paused = 0, False
         if self._receiving or self._pumping:
             self.schedule()
         else:
@@ -236,14 +235,14 @@ class MuxSession:
 
     def _on_event(self, event: events.Event) -> None:
         match event:
-            case events.DataReceived(stream, data):
-                _shell(stream).bytes_arrived(data)
-            case events.StreamFinished(stream):
-                _shell(stream).finish_arrived()
+            case events.DataReceived():
+                _shell(event.stream).bytes_arrived(event.data)
+            case events.StreamFinished():
+                _shell(event.stream).finish_arrived()
             case events.StreamCut():
                 _shell(event.stream).cut_arrived(event.violation, event.after_fin)
-            case events.StreamOpened(stream):
-                self._on_opened(stream)
+            case events.StreamOpened():
+                self._on_opened(event.stream)
             case events.StreamAccepted():
                 pass  # the waiting opens are looked at after every batch of events
             case events.PongReceived(round_trip):
@@ -325,6 +324,10 @@ class MuxSession:
                     _shell(stream).served()
         finally:
             self._pumping = False
+        if self._carrier.flush():
+            self._held = 0
+            if self.core.has_something:
+                self.schedule()
         if self._closed is None and self.core.flooded:
             self.abort(SessionDead("the peer makes us answer it and does not read"))
         if self._measure_call is None and self._closed is None and self.core.bulk_under_way:
@@ -333,8 +336,7 @@ class MuxSession:
     def _release_credit(self) -> None:
         self._credit_call = None
         self.core.release_credit()
-        if self.core.credit_due:
-            self.schedule()
+        self.schedule()
 
     # -- time ------------------------------------------------------------------------------------------------------
 
@@ -369,11 +371,9 @@ class MuxSession:
     def _finish(self, code: GoAway, reason: Failure, close_code: int) -> None:
         self.core.go_away(code)
         now = self.clock.seconds()
-        batch = self.core.next_batch(now, self._held)
-        while batch.parts:
+        while (batch := self.core.next_batch(now, self._held)).parts:
             self._held += batch.size
             self._carrier.send(batch.parts)
-            batch = self.core.next_batch(now, self._held)
         self._end(reason)
         self._carrier.close(close_code, reason.getErrorMessage())
 

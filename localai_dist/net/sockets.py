@@ -5,18 +5,20 @@ from __future__ import annotations
 import socket
 from typing import Any, Final
 
-from localai_dist.units import KiB
+from localai_dist.units import KiB, MiB
 
 TCP_NOTSENT_LOWAT: Final = 25
 NOTSENT: Final = 128 * KiB
 """Unsent bytes the kernel holds before it says the socket is full; 16 KiB doubles the delay. Source: traffic-classes
 rule 4."""
 
-READ_SIZE: Final = 256 * KiB
-"""What one read of a tunnel's socket takes at most. Source: traffic-classes rule 9."""
+CHUNK: Final = 256 * KiB
+"""What one read of a tunnel's socket takes and one write offers at most: all that a session hands over at once."""
 
-SEND_SIZE: Final = 256 * KiB
-"""What one write to a tunnel's socket offers at most: all that a session hands over at once."""
+HEAP_KEPT: Final = 4 * MiB
+"""Freeing one block of this size tells glibc's allocator to keep freed memory of up to twice of it. Else each read and
+each message of ``CHUNK`` is given back to the kernel, and its 64 pages are faulted in for the next one: measured, a
+third of a sender's time. Never touched, so it costs no memory itself."""
 
 
 def tune(transport: Any) -> None:
@@ -36,3 +38,9 @@ def tune(transport: Any) -> None:
             handle.setsockopt(socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT, NOTSENT)
         except OSError:
             pass
+
+
+def widen(transport: Any) -> None:
+    """Let a TCP transport read and write in pieces of ``CHUNK``: a quarter of the turns Twisted's own sizes take."""
+    bytes(HEAP_KEPT)
+    transport.bufferSize = transport.SEND_LIMIT = CHUNK

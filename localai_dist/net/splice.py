@@ -22,7 +22,7 @@ from zope.interface import implementer
 
 from localai_dist.mux.errors import SessionDead, StreamReset
 from localai_dist.net.errors import SessionClosedHere
-from localai_dist.net.sockets import tune
+from localai_dist.net.sockets import tune, widen
 from localai_dist.net.stream import MuxStream
 
 
@@ -102,6 +102,7 @@ class _Side(Protocol):
             self.end.start(self)
         else:
             self.end.protocol = self
+            widen(self.end)
             self.makeConnection(self.end)
             self.end.resumeProducing()
 

@@ -3,7 +3,7 @@ One mux stream as an ordinary Twisted transport.
 
 What is buffered, and its bound: received bytes nobody took stay here, at most the receive window; they are credited to
 the peer only once the protocol took them, so a paused stream stops its sender. Written bytes stay in the pure
-stream's queue; a registered producer is paused above 64 KiB, as by a TCP transport.
+stream's queue; a registered producer is paused above 64 KiB, as by a TCP transport, that of a bulk stream above 256.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from localai_dist.mux.classes import TrafficClass
 from localai_dist.mux.errors import RemoteProtocolError
 from localai_dist.mux.stream import State, Stream
 from localai_dist.net.errors import SessionClosedHere, SessionLost, StreamCutShort, StreamEnded
-from localai_dist.net.feed import Feed
+from localai_dist.net.feed import BULK_HIGH_WATER, Feed
 from localai_dist.net.socketless import Socketless
 
 if TYPE_CHECKING:
@@ -263,10 +263,12 @@ class MuxStream(Socketless):
         """Queue ``data``; ignored once the connection is lost or being closed."""
         if not data or self._lost is not None or not self._core.writable:
             return
-        session = self.session
-        session.core.write(self._core, bytes(data), session.clock.seconds())
+        session, core = self.session, self._core
+        session.core.write(core, bytes(data), session.clock.seconds())
         session.schedule()
-        self._feed.queue_grew(self._core.queued)
+        if core.traffic is TrafficClass.BULK:
+            self._feed.high_water = BULK_HIGH_WATER
+        self._feed.queue_grew(core.queued)
 
     def writeSequence(self, data: Any) -> None:
         """Queue all of ``data``."""
@@ -298,7 +300,7 @@ class MuxStream(Socketless):
             return
         if not core.writable and not core.queued and not core.fin_due:
             self._fin_sent()
-        else:
+        elif self._feed.producer is not None:
             self._tell(self._feed.queue_shrank, core.queued)
 
     def loseWriteConnection(self) -> None:

@@ -1,8 +1,8 @@
 """
 One open WebSocket as a carrier, for both ends.
 
-Binary messages only; how the peer cuts frames into messages is invisible. Messages of ours are at most 65 536 bytes,
-the peer's at most 1 MiB + 4 KiB (close 1009 above). All timers are ours; autobahn's own are switched off.
+Binary messages only; how the peer cuts frames into messages is invisible. Messages of ours are at most 256 KiB, the
+peer's at most 1 MiB + 4 KiB (close 1009 above). All timers are ours; autobahn's own are switched off.
 """
 
 from __future__ import annotations
@@ -18,13 +18,17 @@ from twisted.python.failure import Failure
 
 from localai_dist.net.carrier import CarrierUser
 from localai_dist.net.errors import DialRefused
-from localai_dist.net.sockets import READ_SIZE, SEND_SIZE, tune
+from localai_dist.net.sockets import tune, widen
 from localai_dist.net.websocket_frames import MESSAGE_MAX, FramedWire
+from localai_dist.units import KiB
 
 CLOSE_WAIT: Final = 5.0
 """The peer has this long (s) to answer a close; then the connection is dropped."""
 
 CLOSE_UNSUPPORTED: Final = 1003
+
+AT_ONCE: Final = 16 * KiB
+"""So much is offered to the kernel without waiting for the reactor; more is a transfer, which has to take turns."""
 
 WEBSOCKET_OPTIONS: Final = {
     "maxFramePayloadSize": MESSAGE_MAX,
@@ -44,16 +48,19 @@ class WebSocketCarrier:
 
     Attributes:
         pull: see ``Carrier``; False over TLS.
+        queue_empty: nothing was written since the transport had sent all of its queue; False while that is not known.
         opened: fires once the upgrade is complete.
     """
 
     def __init__(self, wire: Any, clock: IReactorTime) -> None:
         self.pull = True
+        self.queue_empty = False
         self.opened: Deferred[None] = Deferred()
         self._wire = wire
         self._clock = clock
         self._user: CarrierUser | None = None
         self._early: list[bytes] = []
+        self._unsent: list[bytes] = []
         self._gone: Failure | None = None
         self._closing = False
         self._close_call: IDelayedCall | None = None
@@ -65,8 +72,7 @@ class WebSocketCarrier:
         tune(self._wire.transport)
         self.pull = not ISSLTransport.providedBy(self._wire.transport)
         if self.pull:
-            self._wire.transport.bufferSize = READ_SIZE
-            self._wire.transport.SEND_LIMIT = SEND_SIZE
+            widen(self._wire.transport)
         self.opened.callback(None)
 
     def payload_received(self, payload: bytes | memoryview) -> None:
@@ -117,26 +123,53 @@ class WebSocketCarrier:
 
     def start(self, user: CarrierUser) -> None:
         """Deliver to ``user`` from now on."""
+        if self._gone is None:
+            # HTTPChannel is still registered when the connection came through a Resource. We are asked at once, while
+            # the answer to the upgrade may still be in the queue.
+            self._wire.transport.unregisterProducer()
+            self._wire.transport.registerProducer(self, not self.pull)
         self._user = user
         early, self._early = self._early, []
         for payload in early:
             user.bytes_received(payload)
         if self._gone is not None:
             user.carrier_lost(self._gone)
-        else:
-            # HTTPChannel is still registered when the connection came through a Resource.
-            self._wire.transport.unregisterProducer()
-            self._wire.transport.registerProducer(self, not self.pull)
+        elif self.pull:
+            user.carrier_drained()
 
-    def send(self, parts: Sequence[bytes]) -> None:
-        """Send ``parts`` as one binary message."""
+    def send(self, parts: Sequence[bytes | memoryview]) -> None:
+        """Send ``parts`` as one binary message, with the next ``flush``."""
         if not self._closing:
-            self._wire.send_binary(parts)
+            self._unsent.append(self._wire.binary_frame(parts))
+
+    def flush(self) -> bool:
+        """
+        Give the transport what was sent; whether all of it is with the kernel already.
+
+        Little goes there at once when nothing stands before it: the reactor's way of asking for it, a turn later, costs
+        a short request a tenth of its time. A write that fails is left to the reactor, which meets the failure again.
+        """
+        frames, self._unsent = self._unsent, []
+        if not frames or self._closing:
+            return False
+        transport = self._wire.transport
+        usable = transport.connected and not transport.disconnecting
+        if self.queue_empty and usable and sum(map(len, frames)) <= AT_ONCE:
+            data = b"".join(frames)
+            sent = transport.writeSomeData(data)
+            if sent == len(data):
+                return True
+            frames = [data[sent:] if isinstance(sent, int) else data]
+        self.queue_empty = False
+        for frame in frames:
+            transport.write(frame)
+        return False
 
     def close(self, code: int, text: str) -> None:
         """Send what was given, then the close frame; drop the connection if the peer does not follow."""
         self._user = None
         if not self._closing:
+            self.flush()
             self._wire.transport.unregisterProducer()
             self._send_close(code, text)
 
@@ -164,6 +197,7 @@ class WebSocketCarrier:
     def resumeProducing(self) -> None:
         """The transport's queue is empty."""
         if self._user is not None:
+            self.queue_empty = self.pull
             self._user.carrier_drained()
 
     def pauseProducing(self) -> None:
@@ -181,7 +215,7 @@ class _Wire(FramedWire):
     carrier: WebSocketCarrier
     message_is_binary: bool
 
-    def payload_received(self, payload: memoryview) -> None:
+    def payload_received(self, payload: bytes | memoryview) -> None:
         self.carrier.payload_received(payload)
 
     def read_began(self) -> None:
@@ -203,6 +237,11 @@ class _Wire(FramedWire):
         if self.message_is_binary:
             for piece in payload:
                 self.carrier.payload_received(piece)
+
+    def sendData(self, *args: Any, **kwargs: Any) -> None:
+        """What autobahn itself sends waits in the transport's queue; nothing of ours may overtake it."""
+        self.carrier.queue_empty = False
+        super().sendData(*args, **kwargs)  # type: ignore[misc]
 
     def sendCloseFrame(self, *args: Any, **kwargs: Any) -> None:
         super().sendCloseFrame(*args, **kwargs)  # type: ignore[misc]

@@ -17,10 +17,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from localai_dist.net.websocket_mask import NO_KEY, SCRATCH, masked, unmasked
+from localai_dist.mux.frame import HEADER_SIZE
+from localai_dist.net.websocket_mask import NO_KEY, masked, unmasked
 from localai_dist.units import KiB, MiB
 
 MESSAGE_MAX: Final = 1 * MiB + 4 * KiB
+
+ALONE: Final = 4 * KiB
+"""Of a longer piece the session's header is passed on alone."""
 
 _BINARY: Final = 0x82  # FIN, opcode 2
 _MASKED: Final = 0x80
@@ -28,6 +32,7 @@ _CONTROL: Final = 0x08
 _CONTROL_PAYLOAD_MAX: Final = 125
 _LENGTH_16: Final = 126
 _LENGTH_64: Final = 127
+_HEADER_MOST: Final = 14
 
 
 class FramedWire:
@@ -52,7 +57,7 @@ class FramedWire:
     _offset = 0
     _key = NO_KEY
 
-    def payload_received(self, payload: memoryview) -> None:
+    def payload_received(self, payload: bytes | memoryview) -> None:
         """A piece of a binary message, valid during the call only; autobahn's ``onMessage`` has the other messages."""
         raise NotImplementedError
 
@@ -64,14 +69,12 @@ class FramedWire:
         """That was all of it."""
         raise NotImplementedError
 
-    def send_binary(self, parts: Sequence[bytes]) -> None:
-        """Send ``parts`` as one binary message."""
+    def binary_frame(self, parts: Sequence[bytes | memoryview]) -> bytes:
+        """``parts`` as one binary message."""
         size = sum(map(len, parts))
         if self.masks:
-            key, payload = masked(parts)
-            self.transport.writeSequence((_header(size, _MASKED) + key, payload))
-        else:
-            self.transport.writeSequence((_header(size, 0), *parts))
+            return masked(_header(size, _MASKED), parts, size)
+        return b"".join((_header(size, 0), *parts))
 
     def dataReceived(self, data: bytes) -> None:
         """Bytes of the transport; autobahn's method of this name formats a debug line for each read."""
@@ -98,10 +101,13 @@ class FramedWire:
 
     def _deliver(self, rest: memoryview) -> memoryview:
         """Pass on what is there of the frame under way; what follows it."""
-        count = min(self._left, len(rest), SCRATCH)
-        piece = rest[:count]
-        if self._key != NO_KEY:
-            piece = unmasked(self._key, self._offset, piece)
+        count = min(self._left, len(rest))
+        if self._key == NO_KEY:
+            piece: bytes | memoryview = rest[:count]
+        else:
+            if not self._offset and count > ALONE:
+                count = HEADER_SIZE  # what is behind it becomes a string of its own, which nobody copies again
+            piece = unmasked(self._key, self._offset, rest[:count])
         self._left -= count
         self._offset += count
         self.payload_received(piece)
@@ -109,22 +115,23 @@ class FramedWire:
 
     def _begin_frame(self, rest: memoryview) -> memoryview:
         """Read a header and leave its payload to ``_deliver``; or let autobahn have the frame. What follows."""
-        if len(rest) < 2:
+        head = bytes(rest[:_HEADER_MOST])
+        if len(head) < 2:
             return self._keep(rest)
-        first, size = rest[0], rest[1] & ~_MASKED
+        first, size = head[0], head[1] & ~_MASKED
         at = 2 if size < _LENGTH_16 else 4 if size == _LENGTH_16 else 10
         end = at if self.masks else at + 4
-        if first != _BINARY or bool(rest[1] & _MASKED) is self.masks:
+        if first != _BINARY or (head[1] >= _MASKED) is self.masks:
             alone = first & _CONTROL and size <= _CONTROL_PAYLOAD_MAX
             return self._to_autobahn(rest, end + size if alone else len(rest))
-        if len(rest) < end:
+        if len(head) < end:
             return self._keep(rest)
         if at > 2:
-            size = int.from_bytes(rest[2:at], "big")
+            size = int.from_bytes(head[2:at], "big")
             if size > MESSAGE_MAX or size < (_LENGTH_16 if at == 4 else 64 * KiB):
                 return self._to_autobahn(rest, len(rest))  # which refuses it
         self._left, self._offset = size, 0
-        self._key = NO_KEY if self.masks else bytes(rest[at:end])
+        self._key = NO_KEY if self.masks else head[at:end]
         return rest[end:]
 
     def _keep(self, rest: memoryview) -> memoryview:

@@ -11,47 +11,43 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from localai_dist.units import KiB
-
 try:
     from _nvx_xormasker import ffi, lib
 except ImportError:  # ``require_masker`` refuses before any frame
     ffi = lib = None
 
-SCRATCH: Final = 256 * KiB
-"""What one call of ``unmasked`` can take; no read of a transport is larger."""
-
 _KEYS_AT_ONCE: Final = 256
 
 NO_KEY: Final = bytes(4)
 
-# One for the process: a thousand idle tunnels need none of their own, and nothing outlives the call that filled it.
-_scratch = bytearray(SCRATCH)
-_scratch_view = memoryview(_scratch)
-_scratch_address = ffi.from_buffer("uint8_t[]", _scratch) if ffi else None
 
-
-def unmasked(key: bytes, offset: int, payload: memoryview) -> memoryview:
+def unmasked(key: bytes, offset: int, payload: memoryview) -> bytes:
     """
-    ``payload`` unmasked, in memory that the next call overwrites.
+    ``payload`` unmasked.
 
     Args:
         key: the frame's masking key.
         offset: how many bytes of the frame came before.
-        payload: at most ``SCRATCH`` bytes.
+        payload: a piece of it.
     """
     size = len(payload)
-    ffi.memmove(_scratch_address, payload, size)
-    _xor(key, offset, _scratch_address, size)
-    return _scratch_view[:size]
+    piece = b"".join((payload, b""))
+    _xor(key, offset, ffi.from_buffer("uint8_t[]", piece), size)
+    return piece
 
 
-def masked(parts: Sequence[bytes]) -> tuple[bytes, bytes]:
-    """A fresh masking key, and ``parts`` joined and masked with it."""
+def masked(header: bytes, parts: Sequence[bytes | memoryview], size: int) -> bytes:
+    """
+    A whole frame: ``header``, a fresh masking key, and ``parts``, of ``size`` bytes together, masked with it.
+
+    The XOR is done inside the joined string, before anybody else has seen it: a Twisted transport takes nothing but
+    ``bytes``, and to mask a ``bytearray`` first would copy each message twice more. Joining two or more strings always
+    makes a new one.
+    """
     key = _fresh_key()
-    payload = bytearray().join(parts)
-    _xor(key, 0, ffi.from_buffer("uint8_t[]", payload), len(payload))
-    return key, bytes(payload)  # a Twisted transport takes nothing else
+    frame = b"".join((header, key, *parts))
+    _xor(key, 0, ffi.from_buffer("uint8_t[]", frame) + len(header) + len(key), size)
+    return frame
 
 
 _keys: Iterator[bytes] = iter(())

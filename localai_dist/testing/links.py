@@ -33,7 +33,7 @@ class LinkEnd(MemoryCarrier):
         self._free_at = 0.0
         self._drain: IDelayedCall | None = None
 
-    def send(self, parts: Sequence[bytes]) -> None:
+    def send(self, parts: Sequence[bytes | memoryview]) -> None:
         """One message; it arrives when those before it have left, plus the delay."""
         message = b"".join(parts)
         now = self._clock.seconds()

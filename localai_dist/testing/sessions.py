@@ -44,7 +44,7 @@ class MemoryCarrier:
         self.user = user
         user.carrier_drained()
 
-    def send(self, parts: Sequence[bytes]) -> None:
+    def send(self, parts: Sequence[bytes | memoryview]) -> None:
         """One message."""
         if self.closed_with is None and not self.lost:
             message = b"".join(parts)
@@ -53,6 +53,10 @@ class MemoryCarrier:
             if not self.pull and not self.paused and sum(map(len, self.outbox)) > 64 * KiB and self.user:
                 self.paused = True
                 self.user.carrier_paused()
+
+    def flush(self) -> bool:
+        """Nothing is held back here."""
+        return False
 
     def close(self, code: int, text: str) -> None:
         """Close after what was sent."""

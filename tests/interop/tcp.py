@@ -40,9 +40,13 @@ class TcpCarrier(Protocol):
         self.transport.registerProducer(_Drained(user), False)
         self.transport.resumeProducing()
 
-    def send(self, parts: Sequence[bytes]) -> None:
+    def send(self, parts: Sequence[bytes | memoryview]) -> None:
         """Messages mean nothing here."""
-        self.transport.writeSequence(parts)
+        self.transport.write(b"".join(parts))
+
+    def flush(self) -> bool:
+        """Nothing is held back here."""
+        return False
 
     def close(self, code: int, text: str) -> None:
         """There is nothing to tell a code with."""

@@ -53,15 +53,26 @@ class DelayCapTests(SynchronousTestCase):
         self.assertEqual(cap.cap, before)
 
     def test_rate_of_arrival(self) -> None:
-        """Two answered pings tell how fast bulk arrives; a few bytes between them say nothing."""
+        """Two answered pings tell how fast bulk arrives; a few bytes between them, or a time without, say nothing."""
         cap = DelayCap()
+
+        def answered(at: float, more: int) -> None:
+            value = cap.ping_sent(at)
+            cap.bulk_sent(more)
+            cap.pong_received(value, at + 0.020, 0.0)
+
+        cap.bulk_sent(600 * KiB)
         for number in range(3):
-            cap.bulk_sent(600 * KiB)
-            self.measure(cap, 0.05 * number, 0.020)
+            answered(0.05 * number, 600 * KiB)
         self.assertTrue(11e6 < cap.rate < 13e6, cap.rate)
-        cap.bulk_sent(1 * KiB)
-        self.measure(cap, 0.3, 0.020)
-        self.assertTrue(11e6 < cap.rate < 13e6, cap.rate)
+        answered(0.15, 1 * KiB)
+        answered(0.2, 0)
+        self.assertEqual(cap.under_way, 0)
+        self.assertTrue(8e6 < cap.rate < 13e6, cap.rate)
+        known = cap.rate
+        cap.bulk_sent(600 * KiB)
+        self.measure(cap, 10.0, 0.020)
+        self.assertEqual(cap.rate, known)
 
     def test_delay_that_is_not_ours(self) -> None:
         """A delay that stays at the smallest cap becomes the base, so that bulk does not starve behind it."""

@@ -15,6 +15,7 @@ from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
+from localai_dist.mux.classes import TrafficClass
 from localai_dist.mux.errors import SessionDead
 from localai_dist.mux.frame import Flag, FrameType, encode
 from localai_dist.net.session import MuxSession, SessionConfig
@@ -35,6 +36,21 @@ class Transport(StringTransport):
     """What autobahn asks of a TCP transport besides bytes."""
 
     aborted = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernel = b""
+        self.room = 1 * MiB
+        self.failure: Exception | None = None
+
+    def writeSomeData(self, data: bytes) -> int | Exception:
+        """The kernel takes what it has room for."""
+        if self.failure is not None:
+            return self.failure
+        taken = data[: self.room]
+        self.kernel += taken
+        self.room -= len(taken)
+        return len(taken)
 
     def setTcpNoDelay(self, enabled: bool) -> None:
         """Nothing to do."""
@@ -126,6 +142,86 @@ class CarrierCase(SynchronousTestCase):
         self.assertTrue(self.transport.aborted)
         self.lose(ConnectionLost())
         self.assertEqual(self.clock.getDelayedCalls(), [])
+
+
+class AtOnceTests(CarrierCase):
+    """What goes to the kernel without waiting for the reactor, and what may not (MUX-20)."""
+
+    def opened(self) -> bytes:
+        """Open a stream; the frame that says so."""
+        stream = self.successResultOf(self.session.open())
+        self.clock.advance(0)
+        return b"\x82\x0c" + encode(FrameType.WINDOW_UPDATE, Flag.SYN, stream.id, 0)
+
+    def drain(self) -> None:
+        """The transport's queue is empty."""
+        self.transport.clear()
+        self.wire.carrier.resumeProducing()
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.clock.advance(1)  # the first pings
+        self.transport.clear()
+
+    def test_short_frames_leave_at_once(self) -> None:
+        """With nothing before it a short frame is the kernel's in the turn it is made, and so is the next one."""
+        self.drain()
+        frames = self.opened() + self.opened()
+        self.assertEqual((self.transport.kernel, self.transport.value()), (frames, b""))
+
+    def test_nothing_is_overtaken(self) -> None:
+        """While anything waits in the transport's queue, be it the answer to a WebSocket ping, ours waits behind it."""
+        first = self.opened()
+        self.assertEqual((self.transport.kernel, self.transport.value()), (b"", first))
+        self.drain()
+        self.receive(frame(0x89, b"ping"))
+        pong = self.transport.value()
+        self.assertEqual(pong[:1], b"\x8a")
+        second = self.opened()
+        self.assertEqual((self.transport.kernel, self.transport.value()), (b"", pong + second))
+        self.drain()
+        third = self.opened()
+        self.assertEqual((self.transport.kernel, self.transport.value()), (third, b""))
+
+    def test_a_full_kernel(self) -> None:
+        """What the kernel does not take follows through the queue, in order and once."""
+        self.drain()
+        self.transport.room = 5
+        frames = self.opened() + self.opened()
+        self.assertEqual(self.transport.kernel + self.transport.value(), frames)
+        self.assertEqual(len(self.transport.kernel), 5)
+
+    def test_a_failed_write(self) -> None:
+        """A write that fails loses nothing and ends nothing here: the reactor meets the failure again."""
+        self.drain()
+        self.transport.failure = ConnectionLost()
+        frame_ = self.opened()
+        self.assertEqual(self.transport.value(), frame_)
+        self.assertTrue(self.session.is_open)
+
+    def test_a_transfer_takes_turns(self) -> None:
+        """More than a little goes through the queue, so that one transfer can't hold the reactor."""
+        stream = self.successResultOf(self.session.open(TrafficClass.BULK))
+        self.receive(frame(BINARY, encode(FrameType.WINDOW_UPDATE, Flag.ACK, stream.id, 0)))
+        self.drain()
+        stream.write(bytes(32 * KiB))
+        self.clock.advance(0)
+        self.assertEqual(self.transport.kernel, b"")
+        self.assertGreater(len(self.transport.value()), 32 * KiB)
+
+    def test_what_waits_after_it(self) -> None:
+        """What the limit held back behind a little that left at once follows in the next turns, without being asked."""
+        self.session.core.sender.limit.arriving(1.0)  # as little as it may be
+        stream = self.successResultOf(self.session.open(TrafficClass.BULK))
+        self.receive(frame(BINARY, encode(FrameType.WINDOW_UPDATE, Flag.ACK, stream.id, 0)))
+        self.drain()
+        stream.write(bytes(40 * KiB))
+        for _ in range(10):
+            self.clock.advance(0)
+            self.assertLess(len(self.transport.value()), 20 * KiB)
+            if self.transport.value():
+                self.drain()
+        self.assertEqual(stream.queued, 0)
 
 
 class MessagesTests(CarrierCase):

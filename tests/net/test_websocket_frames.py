@@ -13,7 +13,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from localai_dist.net.websocket_carrier import WEBSOCKET_OPTIONS, ClientWire, ServerWire
 from localai_dist.net.websocket_frames import MESSAGE_MAX
-from localai_dist.net.websocket_mask import SCRATCH, masked, unmasked
+from localai_dist.net.websocket_mask import masked, unmasked
 from localai_dist.units import KiB
 
 UPGRADE = (
@@ -168,8 +168,8 @@ class FramesTests(SynchronousTestCase):
         for size in (1, 125, 126, 65535, 65536, 70000):
             out.clear()
             back.clear()
-            here.send_binary([PIECES[:1], PIECES[1:size]])
-            there.send_binary([PIECES[:size]])
+            here.transport.write(here.binary_frame([PIECES[:1], memoryview(PIECES)[1:size]]))
+            there.transport.write(there.binary_frame([PIECES[:size]]))
             there.dataReceived(out.value())
             self.assertTrue(taken.payload == PIECES[:size])
             self.assertTrue(back.value() == frame(0x82, PIECES[:size], None))
@@ -186,10 +186,16 @@ class MaskTests(SynchronousTestCase):
         self.assertEqual(bytes(unmasked(key, offset, memoryview(payload))), wanted)
 
     def test_round_trip(self) -> None:
-        """What was masked is unmasked, up to the largest piece."""
-        payload = (PIECES * 4)[:SCRATCH]
-        key, hidden = masked([payload[:5], payload[5:]])
-        self.assertTrue(bytes(unmasked(key, 0, memoryview(hidden))) == payload)
+        """What was masked is unmasked; neither changes a string that somebody else has."""
+        for size in (1, 2, 5, 300_000):
+            payload = (PIECES * 4)[:size]
+            kept = bytes(bytearray(payload))
+            made = masked(b"head", [payload], size)
+            key, hidden = made[4:8], made[8:]
+            self.assertTrue(made[:4] == b"head" and payload == kept)
+            copy = bytes(bytearray(hidden))
+            self.assertTrue(unmasked(key, 0, memoryview(hidden)) == payload)
+            self.assertTrue(hidden == copy)
 
 
 class AutobahnTests(SynchronousTestCase):
