@@ -99,7 +99,7 @@ def make_member(
         readings: what each registration and heartbeat tells of the machine.
 
     Raises:
-        UserMistake: the identity on the disk can't be read, or a proxy variable names no proxy.
+        UserMistake: the identity on the disk can't be read, or the proxy a frontend is reached by is none.
     """
     proxies = parse_proxies(os.environ)
     _tell_ways(settings.register_to, proxies)

@@ -55,11 +55,11 @@ class Proxies:
     The proxies of this machine, by the variable that names them, and what is reached without one.
 
     Attributes:
-        named: ``HTTPS_PROXY`` and ``HTTP_PROXY``, those that are set.
+        named: ``HTTPS_PROXY`` and ``HTTP_PROXY``, those that are set; in place of one that names no proxy the mistake.
         exceptions: the words of ``NO_PROXY``, in lower case.
     """
 
-    named: Mapping[str, Proxy] = field(default_factory=dict)
+    named: Mapping[str, Proxy | UserMistake] = field(default_factory=dict)
     exceptions: tuple[str, ...] = ()
 
     def towards(self, scheme: str, host: str, port: int | None = None) -> Proxy | None:
@@ -69,27 +69,37 @@ class Proxies:
         Args:
             scheme: ``https`` or ``wss``, ``http`` or ``ws``.
             port: None is the scheme's own.
+
+        Raises:
+            UserMistake: a proxy is wanted, and its variable names none.
         """
         variable = _VARIABLES[scheme]
         found = self.named.get(variable)
         if found is None or _is_here(host):
             return None
         at = _PORTS[variable] if port is None else port
-        return None if any(_covers(word, host.lower().rstrip("."), at) for word in self.exceptions) else found
+        if any(_covers(word, host.lower().rstrip("."), at) for word in self.exceptions):
+            return None
+        if isinstance(found, UserMistake):
+            raise found
+        return found
 
 
 def parse_proxies(environ: Mapping[str, str]) -> Proxies:
     """
     The proxies an environment names; an empty variable names none.
 
-    Raises:
-        UserMistake: no ``http`` proxy's address; the text repeats nothing of it, since it may hold a password.
+    A variable that names no ``http`` proxy is the machine's, and is a mistake only where it is needed. What is said of
+    it repeats nothing of it, since it may hold a password.
     """
-    named = {}
+    named: dict[str, Proxy | UserMistake] = {}
     for variable in (HTTPS, HTTP):
         text = _read(environ, variable)
         if text:
-            named[variable] = _proxy(variable, text)
+            try:
+                named[variable] = _proxy(variable, text)
+            except UserMistake as mistake:
+                named[variable] = mistake
     return Proxies(named, tuple(filter(None, (word.strip().lower() for word in _read(environ, NONE).split(",")))))
 
 

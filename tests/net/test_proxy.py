@@ -18,7 +18,7 @@ from zope.interface.verify import verifyObject
 from localai_dist.mux.classes import TrafficClass
 from localai_dist.net.errors import DialFailed
 from localai_dist.net.proxy import ANSWER_WITHIN, LARGEST_HEAD, ConnectEndpoint, ProxyFailed
-from localai_dist.settings.proxies import Proxies, parse_proxies
+from localai_dist.settings.proxies import Proxies, Proxy, parse_proxies
 from localai_dist.testing.memory import Recorder, SlowTransport
 from localai_dist.testing.streams import Source
 from localai_dist.units import MiB
@@ -28,7 +28,7 @@ from tests.support.connect_proxy import ConnectProxy
 
 reactor: Any = untyped_reactor
 SECRET = "s3cret"
-PROXY = parse_proxies({"HTTPS_PROXY": f"http://joe:{SECRET}@proxy.example:3128"}).named["HTTPS_PROXY"]
+PROXY = Proxy("HTTPS_PROXY", "proxy.example", 3128, "Basic am9lOnMzY3JldA==")
 ABOUT = "the proxy proxy.example:3128 of HTTPS_PROXY"
 
 

@@ -98,14 +98,14 @@ def test_what_is_no_proxy_ends_the_start(closed: Closed) -> None:
     before = worker.log.stat().st_size
     worker.kill()
     try:
-        worker.env["HTTPS_PROXY"] = f"socks5://{USER}:{WRONG}@127.0.0.1:1"
+        worker.env["HTTP_PROXY"] = f"socks5://{USER}:{WRONG}@127.0.0.1:1"
         worker.start()
         assert worker.wait_ended(20) == 1
     finally:
-        del worker.env["HTTPS_PROXY"]
+        worker.env["HTTP_PROXY"] = closed.address(PASSWORD)
         cluster.restart(worker)
     with worker.log.open() as log:
         log.seek(before)
         said = log.read()
-    assert "localai-worker: HTTPS_PROXY: only http:// proxies are spoken to" in said
+    assert "localai-worker: HTTP_PROXY: only http:// proxies are spoken to" in said
     assert WRONG not in said

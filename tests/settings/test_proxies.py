@@ -20,6 +20,13 @@ def exempt(words: str, host: str, port: int | None = None, scheme: str = "https"
     return parse_proxies(environ).towards(scheme, host, port) is None
 
 
+def named(text: str) -> Proxy:
+    """The proxy that ``HTTPS_PROXY=text`` names."""
+    found = parse_proxies({"HTTPS_PROXY": text}).towards("https", "front.example")
+    assert found is not None
+    return found
+
+
 class VariableTests(SynchronousTestCase):
     """What the variables say."""
 
@@ -48,20 +55,20 @@ class VariableTests(SynchronousTestCase):
             ("HTTP://10.0.0.1:8080/", "10.0.0.1", 8080),
             ("http://[fd00::1]:3128", "fd00::1", 3128),
         ):
-            proxy = parse_proxies({"HTTPS_PROXY": text}).named["HTTPS_PROXY"]
+            proxy = named(text)
             self.assertEqual((proxy.host, proxy.port, proxy.authorization), (host, port, None), text)
             self.assertEqual(str(proxy), f"{bracketed(host)}:{port}")
 
     def test_credentials(self) -> None:
         """User and password are unquoted and sent as Basic; no text of the proxy has them."""
         for pair, sent in (("joe:p%40ss%3A%C3%A4", "joe:p@ss:ä"), ("joe", "joe:"), ("a%0d%0ab:c", "a\r\nb:c")):
-            proxy = parse_proxies({"HTTPS_PROXY": f"http://{pair}@proxy:1"}).named["HTTPS_PROXY"]
+            proxy = named(f"http://{pair}@proxy:1")
             self.assertEqual(proxy.authorization, "Basic " + base64.b64encode(sent.encode()).decode())
             self.assertNotIn("joe", f"{proxy} {proxy!r}")
             self.assertNotIn("Basic", f"{proxy} {proxy!r}")
 
     def test_what_is_no_proxy(self) -> None:
-        """An address that can't be one is refused at the start by its variable's name, and not repeated."""
+        """An address that can't be one is refused where it is needed, by its variable's name, and not repeated."""
         for text in (
             "socks5://joe:s3cret@proxy:1080",
             "https://joe:s3cret@proxy:1",
@@ -74,7 +81,10 @@ class VariableTests(SynchronousTestCase):
             "http://joe:s3crét@proxy:1",
             "/joe:s3cret",
         ):
-            error = self.assertRaises(UserMistake, parse_proxies, {"https_proxy": text})
+            proxies = parse_proxies({"https_proxy": text, "NO_PROXY": "near.example"})
+            error = self.assertRaises(UserMistake, proxies.towards, "https", "front.example")
+            self.assertIsNone(proxies.towards("https", "near.example"), "it is not needed there")
+            self.assertIsNone(proxies.towards("http", "front.example"), "nor there")
             self.assertIn("HTTPS_PROXY", str(error))
             for secret in ("s3cr", "joe"):
                 self.assertNotIn(secret, str(error))
