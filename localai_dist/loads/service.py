@@ -54,8 +54,10 @@ class Loads:
         clock: timers.
         instance: this frontend.
         settings: the numbers.
-        find_model: a model of this frontend by name: for taking over a load nobody here waits for, for ending the load
-            of a model that is gone, and for telling replicas of older configurations.
+        find_model: a model of this frontend by name: for taking over a load nobody here waits for, and for telling
+            replicas of older configurations.
+        is_gone: whether this frontend has no file of a model, not even a broken one: for ending its load, and for
+            stopping its replicas when no other frontend serves it. None: whatever can't be found is gone.
     """
 
     log = Logger()
@@ -75,6 +77,7 @@ class Loads:
         instance: InstanceId,
         settings: LoadSettings,
         find_model: Callable[[str], ModelConfig | None] = lambda name: None,
+        is_gone: Callable[[str], bool] | None = None,
         table: JobTable | None = None,
         endings: Endings | None = None,
         retirement_table: RetirementTable | None = None,
@@ -82,6 +85,7 @@ class Loads:
         self._clock = clock
         self._settings = settings
         self._find_model = find_model
+        self._is_gone = is_gone or (lambda name: find_model(name) is None)
         self._fleet = Fleet(nodes, replicas, scheduling, ownership, settings.grace)
         self._table = table or JobTable(
             pool, instance, live_window=settings.live_window, orphan_after=settings.orphan_after
@@ -101,7 +105,8 @@ class Loads:
         self._flights: dict[str, Flight] = {}
         self._jobs: dict[str, LoadJob] = {}
         self._lookout = Lookout(self._tools, find_model=find_model, busy=self._driven, adopt=self._adopt)
-        self._retirement = Retirement(self._tools, find_model, retirement_table or RetirementTable(pool))
+        retired = retirement_table or RetirementTable(pool, instance, settings.live_window)
+        self._retirement = Retirement(self._tools, find_model, self._is_gone, retired)
         self._stopping = False
         self.on_ended: Callable[[str], None] = lambda model: None
         """Told the model of each load that ran here, when it ended or was offered: the other frontends may look."""
@@ -201,7 +206,7 @@ class Loads:
     def models_changed(self) -> None:
         """The models of this frontend changed: a load that runs here and whose model is gone is cancelled."""
         for name, job in list(self._jobs.items()):
-            if job.was_served and self._find_model(name) is None:
+            if job.was_served and self._find_model(name) is None and self._is_gone(name):
                 cancelling = Deferred.fromCoroutine(self.cancel(name, "its model file was removed"))
                 cancelling.addErrback(lambda failure: self.log.warn("not cancelled: {error}", error=failure.value))
 

@@ -214,6 +214,7 @@ class _Graph:
                 orphan_after=settings.load_orphan_after,
             ),
             find_model=self.catalog.get,
+            is_gone=self.catalog.is_gone,
         )
 
     def _api(self) -> FrontendApi:

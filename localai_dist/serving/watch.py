@@ -110,6 +110,7 @@ class CatalogWatch(Service):
         self._in_thread = in_thread
         self._look = Look()
         self._trouble = ""
+        self._seen = False
         self.failures = 0
         self.on_change: Callable[[], None] = lambda: None
         self._loop = LoopingCall(self._again)
@@ -132,6 +133,12 @@ class CatalogWatch(Service):
     def get(self, name: str) -> ModelConfig | None:
         """The model that clients call ``name``."""
         return self._look.snapshot.models.get(ModelName(name))
+
+    def is_gone(self, name: str) -> bool:
+        """Whether no file of the folder is model ``name``, nor would be if it were right; not known: no."""
+        snapshot = self._look.snapshot
+        known = name in snapshot.models or name in snapshot.broken.values()
+        return self._seen and not self._trouble and not known
 
     def startService(self) -> None:
         """Read the folder once, at once, so that the first request finds its model; then every second."""
@@ -167,6 +174,7 @@ class CatalogWatch(Service):
 
     def _adopt(self, seen: Look) -> None:
         self._trouble = ""
+        self._seen = True
         if seen is self._look:
             return
         before, self._look = self._look, seen

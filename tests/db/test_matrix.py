@@ -368,7 +368,16 @@ async def _retire(s: Scene, given: bool) -> set[str]:
     assert replica is not None
     if not given:  # another process by now
         replica = replace(replica, address="127.0.0.1:20009")
-    return _only(s, given, await s.changed_by(RetirementTable(s.pool_).mark(replica)), "node_models:t")
+    return _only(s, given, await s.changed_by(RetirementTable(s.pool_, HERE, 30.0).mark(replica)), "node_models:t")
+
+
+async def _retire_unserved(s: Scene, given: bool) -> set[str]:
+    replica = await s.replicas.get(s.t, "m", 0)
+    assert replica is not None
+    for instance in (HERE, THERE) if given else (HERE,):
+        await RetirementTable(s.pool_, instance, 30.0).vote(replica)
+    marking = RetirementTable(s.pool_, HERE, 30.0).mark_unserved(replica, 15.0)
+    return _only(s, given, await s.changed_by(marking), "node_models:t")
 
 
 async def _sweep_bus(s: Scene, given: bool) -> set[str]:
@@ -412,6 +421,7 @@ DRIVES: dict[str, Drive] = {
     "load_jobs.sweep": _sweep_jobs,
     "load_endings.forget": _forget_endings,
     "retirement.mark": _retire,
+    "retirement.mark_unserved": _retire_unserved,
     "bus.sweep": _sweep_bus,
 }
 
@@ -554,9 +564,9 @@ class OutcomeTests(Scene):
         """A frontend's look at replicas of older configurations."""
         replica = await self.replicas.get(self.t, "m", 0)
         assert replica is not None
-        table = RetirementTable(self.pool_)
+        table = RetirementTable(self.pool_, HERE, 30.0)
         await table.mark(replica)
-        await Retirement(self.tools(verbs), lambda name: None, table).look()
+        await Retirement(self.tools(verbs), lambda name: None, lambda name: False, table).look()
 
     def tools(self, verbs: _Verbs) -> Any:
         """What a load job works with, as far as these steps need it."""
@@ -590,7 +600,7 @@ class OutcomeTests(Scene):
             self.jobs.claim_cancelled("m"),
             self.jobs.sweep(),
             Endings(self.pool_).sweep(),
-            RetirementTable(self.pool_).mark(replica),
+            RetirementTable(self.pool_, HERE, 30.0).mark(replica),
         ):
             await self.assert_raises(StoreUnavailable, work)
         await monitor_of(self.nodes, self.ownership).look()

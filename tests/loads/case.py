@@ -23,11 +23,20 @@ class LoadsCase(SynchronousTestCase):
         self.node = self.database.add_node("worker-1")
         self.workers = Workers()
         self.model = make_model()
+        self.keeps: set[str] = set()  # frontends that have a file of every model, if a broken one
         self.one = self.frontend("one")
         self.two = self.frontend("two")
 
     def frontend(self, instance: str, **settings: Any) -> Loads:
-        return frontend(self.database, self.workers, self.clock, instance, find_model=self.find, **settings)
+        return frontend(
+            self.database,
+            self.workers,
+            self.clock,
+            instance,
+            find_model=self.find,
+            is_gone=lambda name: instance not in self.keeps and self.find(name) is None,
+            **settings,
+        )
 
     def find(self, name: str) -> ModelConfig | None:
         return self.model if name == self.model.name else None

@@ -91,6 +91,7 @@ class Database:
         self.away = False
         self.history: list[str] = []
         self.instances: set[str] = set()
+        self.votes: set[tuple[str, str]] = set()
         self.endings: list[tuple[str, int, str, NodeId, Measured]] = []
 
     def check(self) -> None:
@@ -392,8 +393,9 @@ class MemoryEndings:
 class MemoryRetirement:
     """``RetirementTable`` over a ``Database``; a replica whose stop failed is given again after ``retry``."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, instance: str) -> None:
         self._database = database
+        self._instance = instance
         self.waiting: list[Replica] = []
         self.failures: list[str] = []
 
@@ -401,6 +403,14 @@ class MemoryRetirement:
         self._database.check()
         self.waiting.append(replica)
         return await self._database.set_state(replica.node_id, replica.model_name, replica.replica_index, "unloading")
+
+    async def vote(self, replica: Replica) -> None:
+        self._database.check()
+        self._database.votes.add((self._instance, replica.model_name))
+
+    async def mark_unserved(self, replica: Replica, fresh: float) -> bool:
+        voted = {instance for instance, model in self._database.votes if model == replica.model_name}
+        return voted >= self._database.instances and await self.mark(replica)
 
     async def take(self, drain: float) -> tuple[Replica, int] | None:
         self._database.check()
@@ -528,6 +538,7 @@ def frontend(
     instance: str = "one",
     *,
     find_model: Callable[[str], ModelConfig | None] = lambda name: None,
+    is_gone: Callable[[str], bool] | None = None,
     **settings: Any,
 ) -> Loads:
     """The loads of one frontend."""
@@ -545,9 +556,10 @@ def frontend(
         instance=InstanceId(instance),
         settings=LoadSettings(**settings),
         find_model=find_model,
+        is_gone=is_gone,
         table=MemoryTable(database, instance),  # type: ignore[arg-type]
         endings=MemoryEndings(database),  # type: ignore[arg-type]
-        retirement_table=MemoryRetirement(database),  # type: ignore[arg-type]
+        retirement_table=MemoryRetirement(database, instance),  # type: ignore[arg-type]
     )
 
 

@@ -71,9 +71,44 @@ class RetirementTests(LoadsCase):
 
     def test_models_of_others_are_not_judged(self) -> None:
         """
-        A replica of a model this frontend does not have is another one's business.
+        A replica of a model this frontend does not have is served by another one, which is live (LOAD-22).
         """
         self.model = make_model("other")
+        self.keeps = {"two"}
+        self.start()
+        self.two.start()
+        self.addCleanup(lambda: self.successResultOf(Deferred.fromCoroutine(self.two.stop())))
+        self.clock.pump([5.0] * 4)
+        self.assertEqual(self.state(), "loaded")
+        self.keeps.clear()
+        self.clock.pump([5.0] * 3)
+        self.assertEqual(self.state(), "gone")
+
+    def test_a_deleted_model_is_stopped(self) -> None:
+        """
+        The model's file is deleted everywhere: its replica is stopped, exactly, after what runs on it (LOAD-22).
+        """
+        key = (self.node, "tiny", 0)
+        self.database.replicas[key] = replace(self.old, in_flight=1, config_revision=self.model.revision)
+        self.model = make_model("other")
+        self.database.instances = {"one"}
+        self.start()
+        self.clock.advance(5.0)
+        self.assertEqual(self.state(), "loaded")
+        self.clock.advance(5.0)
+        self.assertEqual((self.state(), self.workers.steps), ("unloading", []))
+        self.database.replicas[key] = replace(self.database.replicas[key], in_flight=0)
+        self.clock.advance(5.0)
+        self.assertEqual(self.state(), "gone")
+        self.assert_steps("stop")
+
+    def test_a_file_that_is_broken_is_not_deleted(self) -> None:
+        """
+        A YAML with a typing error stops nothing that runs.
+        """
+        self.model = make_model("other")
+        self.keeps = {"one"}
+        self.database.instances = {"one"}
         self.start()
         self.clock.pump([5.0] * 4)
         self.assertEqual(self.state(), "loaded")

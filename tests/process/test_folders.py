@@ -104,6 +104,30 @@ def test_no_frontend_has_every_shard(apart: Cluster) -> None:
     assert chat(apart, apart.frontends[1], "torn", QUESTION).status == 200
 
 
+def test_a_deleted_model_is_stopped(apart: Cluster) -> None:
+    """A model's YAML is deleted on one frontend: its replica serves on; on all: it is stopped, and only it (LOAD-22)."""
+    events, others = (add_pair(apart, name, [True, True]) for name in ("deleted", "kept"))
+    for name in ("deleted", "kept"):
+        assert chat(apart, apart.frontends[0], name).status == 200
+    first, second = apart.frontends
+    (models_of(apart, first) / "deleted.yaml").unlink()
+    said_so = "select 1 from node_models where model_name = 'deleted' and unserved ->> %s is not null"
+    until("its word", lambda: rows(apart.database.url, said_so, first.instance_id), 30)
+    assert chat(apart, first, "deleted").status == 404
+    assert chat(apart, second, "deleted").status == 200
+    (models_of(apart, second) / "deleted.yaml").unlink()
+    until("its row gone", lambda: not replicas(apart, "deleted"), 40)
+    [load] = reported(events, "load")
+    assert [one["pid"] for one in reported(events, "sigterm")] == [load["pid"]]
+    assert replicas(apart, "kept") and not reported(others, "sigterm")
+    assert chat(apart, second, "kept").status == 200
+
+
+def replicas(cluster: Cluster, name: str) -> list[tuple[object, ...]]:
+    """The rows of a model's replicas, whatever their state."""
+    return rows(cluster.database.url, "select node_id from node_models where model_name = %s", name)
+
+
 def add_pair(cluster: Cluster, name: str, has_companion: list[bool]) -> Path:
     """A model with a companion on both frontends, the companion only where it is said; returns the events' file."""
     events = cluster.state.root / f"{name}.events"

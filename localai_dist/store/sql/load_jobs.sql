@@ -102,7 +102,7 @@ from done
 on conflict (node_id, model_name, replica_index) do update
 set address = excluded.address, backend_token = excluded.backend_token, backend_type = excluded.backend_type,
     state = 'loaded', config_revision = excluded.config_revision, last_used = now(), updated_at = now(),
-    cleanup_error = '', cleanup_attempts = 0, cleanup_next_retry_at = null,
+    cleanup_error = '', cleanup_attempts = 0, cleanup_next_retry_at = null, unserved = '{}',
     in_flight = case when m.address = excluded.address then m.in_flight else 0 end,
     callers = case when m.address = excluded.address then m.callers else '{}' end
 returning node_id;

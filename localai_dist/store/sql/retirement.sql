@@ -1,4 +1,5 @@
--- Replicas of older configurations: no new request, then stopped one by one, with the next try kept in the row.
+-- Replicas of older configurations and of models that were deleted: no new request, then stopped one by one, with the
+-- next try kept in the row.
 
 -- name: mark
 -- A loaded replica of an older configuration takes no new request from now on; the cleanup may begin.
@@ -7,6 +8,26 @@ update node_models
 set state = 'unloading', cleanup_next_retry_at = now(), cleanup_attempts = 0, cleanup_error = '', updated_at = now()
 where node_id = %(node)s and model_name = %(model)s and replica_index = %(index)s and address = %(address)s
   and config_revision = %(revision)s and state = 'loaded';
+
+-- name: vote
+-- A frontend says that it serves the model of a replica no more.
+-- acts: none
+update node_models
+set unserved = unserved || jsonb_build_object(%(owner)s::text, extract(epoch from now()))
+where node_id = %(node)s and model_name = %(model)s and replica_index = %(index)s and address = %(address)s
+  and state = 'loaded';
+
+-- name: mark_unserved
+-- A loaded replica whose model no frontend serves any more: every live one has said so a moment ago.
+-- acts: asked
+update node_models m
+set state = 'unloading', cleanup_next_retry_at = now(), cleanup_attempts = 0, cleanup_error = '', updated_at = now()
+where node_id = %(node)s and model_name = %(model)s and replica_index = %(index)s and address = %(address)s
+  and config_revision = %(revision)s and state = 'loaded'
+  and not exists (
+      select from instances i
+      where i.last_seen > now() - make_interval(secs => %(live_window)s)
+        and coalesce((m.unserved ->> i.id)::double precision, 0) < extract(epoch from now()) - %(fresh)s);
 
 -- name: take
 -- One replica to stop now, for one frontend: idle, or drained for long enough. Its next try is set before this one

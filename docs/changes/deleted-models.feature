@@ -1,0 +1,1 @@
+Deleting a model's YAML stops its loaded replicas, one by one and with retries, a few seconds after the last frontend lost it; until now they ran on. A YAML with a mistake in it, or a models folder that can't be read, ends neither replicas nor loads.
