@@ -20,9 +20,10 @@ class CatalogueTests(SynchronousTestCase):
     def test_each_edit_fits_the_source(self) -> None:
         """The text an attack replaces stands in its file exactly once, and the edit changes it."""
         for attack in ATTACKS:
-            text = (ROOT / attack.file).read_text()
-            self.assertEqual(text.count(attack.old), 1, f"{attack.name}: {attack.file}")
-            self.assertNotEqual(attack.old, attack.new, attack.name)
+            for file, old, new in attack.edits:
+                text = (ROOT / file).read_text()
+                self.assertEqual(text.count(old), 1, f"{attack.name}: {file}")
+                self.assertNotEqual(old, new, attack.name)
 
     def test_each_named_test_exists(self) -> None:
         """Every test an attack must redden or leave green is there; an attack without both proves nothing."""

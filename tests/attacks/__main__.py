@@ -81,16 +81,18 @@ class Trials:
 
     def verdict(self, attack: Attack) -> list[str]:
         """What is wrong with ``attack``: tests that did not redden, that it should have spared, that prove nothing."""
-        source = self._tree / attack.file
-        text = source.read_text()
-        if text.count(attack.old) != 1:
-            return [f"its text stands {text.count(attack.old)} times in {attack.file}: the attack is out of date"]
+        texts = {file: (self._tree / file).read_text() for file, _, _ in attack.edits}
+        for file, old, _ in attack.edits:
+            if texts[file].count(old) != 1:
+                return [f"its text stands {texts[file].count(old)} times in {file}: the attack is out of date"]
         before = {test: self._before(test) for test in (*attack.reddens, *attack.leaves_green)}
-        source.write_text(text.replace(attack.old, attack.new))
+        for file, old, new in attack.edits:
+            (self._tree / file).write_text((self._tree / file).read_text().replace(old, new))
         try:
             after = {test: self._run(self._tree, test) for test, was in before.items() if was is Outcome.GREEN}
         finally:
-            source.write_text(text)
+            for file, text in texts.items():
+                (self._tree / file).write_text(text)
         useless = [
             f"{was.value} before anything was broken: {test}" for test, was in before.items() if test not in after
         ]

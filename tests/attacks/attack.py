@@ -17,6 +17,7 @@ class Attack:
         new: what stands there instead.
         reddens: test ids of which each must fail.
         leaves_green: test ids of which each must still pass, so that the edit did not simply break everything.
+        also: more edits that belong to it, each (file, old, new): a rule with two guards falls only when both do.
     """
 
     name: str
@@ -25,3 +26,9 @@ class Attack:
     new: str
     reddens: tuple[str, ...]
     leaves_green: tuple[str, ...]
+    also: tuple[tuple[str, str, str], ...] = ()
+
+    @property
+    def edits(self) -> tuple[tuple[str, str, str], ...]:
+        """Every edit: file, old, new."""
+        return ((self.file, self.old, self.new), *self.also)

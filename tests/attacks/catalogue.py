@@ -1,6 +1,6 @@
 """Every attack there is."""
 
-from tests.attacks import on_cluster, on_holds, on_loading, on_mux, on_serving
+from tests.attacks import on_cluster, on_holds, on_loading, on_mux, on_serving, on_takeovers
 from tests.attacks.attack import Attack
 
 ATTACKS: tuple[Attack, ...] = (
@@ -9,4 +9,5 @@ ATTACKS: tuple[Attack, ...] = (
     *on_loading.ATTACKS,
     *on_mux.ATTACKS,
     *on_serving.ATTACKS,
+    *on_takeovers.ATTACKS,
 )

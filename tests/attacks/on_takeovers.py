@@ -1,0 +1,39 @@
+"""Attacks on what is told of a load, and on what a frontend may do that has lost one."""
+
+from tests.attacks.attack import Attack
+
+_FILE = "tests/process/test_takeover.py::"
+
+ATTACKS: tuple[Attack, ...] = (
+    Attack(
+        name="a-load-is-told-of-only-while-it-moves-bytes",
+        file="localai_dist/httpapi/loads.py",
+        old="for job in await call.api.loads.jobs()]",
+        new='for job in await call.api.loads.jobs() if job.state != "installing"]',
+        reddens=(f"{_FILE}test_a_load_is_told_alike_from_its_install_to_its_failure",),
+        leaves_green=(f"{_FILE}test_a_load_stays_told_when_its_frontend_dies",),
+    ),
+    Attack(
+        name="a-load-taken-over-is-told-from-nought",
+        file="localai_dist/store/sql/load_jobs.sql",
+        old="    bytes_sent = case when j.state = 'failed' then 0 else j.bytes_sent end,\n",
+        new="    bytes_sent = 0,\n",
+        reddens=(f"{_FILE}test_a_load_stays_told_when_its_frontend_dies",),
+        leaves_green=("tests.db.test_load_jobs.CancelTests.test_nothing_to_cancel",),
+    ),
+    Attack(
+        name="a-frontend-that-lost-its-load-goes-on",
+        file="localai_dist/loads/job.py",
+        old="                if not await write():\n",
+        new="                if not await write() and not self.progress.moved:\n",
+        also=(
+            (
+                "localai_dist/loads/job.py",
+                "        if told is None and not self._ending and self._work is not None:\n",
+                "        if False and self._work is not None:\n",
+            ),
+        ),
+        reddens=(f"{_FILE}test_a_frozen_frontend_that_wakes_does_nothing",),
+        leaves_green=(f"{_FILE}test_a_load_stays_told_when_its_frontend_dies",),
+    ),
+)
