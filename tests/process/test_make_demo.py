@@ -24,6 +24,8 @@ from tests.process.kit import NAIROBI, capital_of_kenya
 ROOT = Path(__file__).resolve().parents[2]
 HIDDEN = ("pg_", "psql", "initdb", "postgres", "gcc", "g++", "cc", "c++", "c89", "c99", "clang", "python")
 SYSTEM_PYTHON = Path("/usr/bin/python3")
+INSTALL_BOUND = 900.0
+"""How long a start may take that installs first (s)."""
 
 
 @pytest.fixture
@@ -36,13 +38,8 @@ def home() -> Iterator[Path]:
 
 
 def copy_checkout(where: Path) -> Path:
-    """The files git knows, as a clone would have them."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        check=True,
-    ).stdout.decode()
+    """The files git tracks, as a clone would have them: one that was never added is missing."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout.decode()
     for name in filter(None, listed.split("\0")):
         if (ROOT / name).is_file():
             (where / name).parent.mkdir(parents=True, exist_ok=True)
@@ -65,13 +62,14 @@ def borrow_venv(folder: Path) -> None:
     """
     A venv as ``make`` leaves it, made of links to this one.
 
-    Installing itself is what ``make test`` does first in a fresh clone; done here it would change this very venv.
+    Installing into it would change this very venv; ``test_make_demo_from_a_clone`` has one of its own.
     """
     folder.mkdir()
     for entry in Path(sys.prefix).iterdir():
         if entry.name not in (".run", ".test"):
             (folder / entry.name).symlink_to(entry)
-    (folder / ".run").touch()
+    for stamp in (".run", ".test"):
+        (folder / stamp).touch()
 
 
 def bare_environment(home: Path, path: str, **more: str) -> dict[str, str]:
@@ -81,9 +79,9 @@ def bare_environment(home: Path, path: str, **more: str) -> dict[str, str]:
 
 @contextmanager
 def started(
-    argv: list[str], cwd: Path, env: Mapping[str, str], ready: Path, **identity: Any
+    argv: list[str], cwd: Path, env: Mapping[str, str], ready: Path, *, bound: float = 120, **identity: Any
 ) -> Iterator[dict[str, Any]]:
-    """A demo started by ``argv``; its ready file."""
+    """A demo started by ``argv`` within ``bound`` seconds; its ready file."""
     output = ready.with_suffix(".out")
     with output.open("w") as sink:
         process = subprocess.Popen(
@@ -97,7 +95,7 @@ def started(
             **identity,
         )
     try:
-        until("the ready file", lambda: ready.exists() or process.poll() is not None, 120)
+        until("the ready file", lambda: ready.exists() or process.poll() is not None, bound)
         assert process.poll() is None, output.read_text()
         yield {**json.loads(ready.read_text()), "output": output}
     finally:
@@ -119,17 +117,72 @@ def test_make_demo_without_postgresql_or_compiler(home: Path) -> None:
     ready = home / "ready.json"
     words = f"--http-port 0 --postgres embedded --ready-file {ready}"
     argv = [str(shutil.which("make")), "demo", f"DEMO={words}"]
-    with started(argv, checkout, bare_environment(home, path), ready) as demo:
+    env = bare_environment(home, path, PYTHONPATH=str(checkout))  # the borrowed venv leads to this checkout
+    with started(argv, checkout, env, ready) as demo:
+        assert all(demo[kind][0]["env"]["PYTHONPATH"] == str(checkout) for kind in ("frontends", "workers"))
         assert capital_of_kenya(demo) == NAIROBI
         said = demo["output"].read_text()
+        asked = subprocess.run(["sh", "-c", printed_curl(said)], env=env, cwd=checkout, capture_output=True, text=True)
+        assert NAIROBI in asked.stdout, asked.stderr
     assert "(embedded)" in said
     for frontend in demo["frontends"]:
         assert frontend["url"] in said
-    assert demo["api_key"] in said and "curl" in said
+    assert demo["api_key"] in said
     assert demo["log_dir"] in said and demo["state"] in said
     for step in ("starting PostgreSQL", "starting 2 frontends", "starting 2 workers"):
         assert step in said
     assert Path(demo["state"]).is_relative_to(checkout)
+
+
+def printed_curl(said: str) -> str:
+    """The ``curl`` that a demo prints for its user to copy, with its continued lines."""
+    lines = said.splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith("  curl "))
+    last = next(number for number, line in enumerate(lines) if number >= first and not line.endswith("\\"))
+    return "\n".join(lines[first : last + 1])
+
+
+def test_make_installs_nothing_twice(home: Path) -> None:
+    """With an unchanged setup.cfg neither ``make demo`` nor ``make test`` installs anything (WALK-18)."""
+    checkout = home / "localai-dist"
+    borrow_venv(checkout / ".venv")
+
+    def installs(target: str) -> bool:
+        words = [str(shutil.which("make")), "-n", target]
+        done = subprocess.run(words, cwd=checkout, env=bare_environment(home, os.environ["PATH"]), capture_output=True)
+        assert done.returncode == 0, done.stderr
+        return b"pip " in done.stdout
+
+    assert not installs("demo") and not installs("test")
+    later = (checkout / ".venv" / ".test").stat().st_mtime + 10
+    os.utime(checkout / "setup.cfg", (later, later))
+    assert installs("demo") and installs("test")
+
+
+@pytest.mark.slow
+def test_make_demo_from_a_clone() -> None:
+    """
+    From a fresh clone ``make demo`` makes a venv and installs into it, says so before it does, and answers; the second
+    run needs no index (WALK-1, WALK-18). It needs the package index, or what pip's environment names instead of it.
+    """
+    with kit.open_folder("clone") as home:
+        checkout, ready = home / "localai-dist", home / "ready.json"
+        subprocess.run(["git", "clone", "-q", str(ROOT), str(checkout)], check=True)
+        path = poor_path(home / "bin", python=Path(sys.executable).resolve())
+        env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
+        env |= {"PATH": path, "PYTHONUNBUFFERED": "1"}
+        argv = [str(shutil.which("make")), "demo", f"DEMO=--http-port 0 --postgres embedded --ready-file {ready}"]
+        with started(argv, checkout, env, ready, bound=INSTALL_BOUND) as demo:
+            assert capital_of_kenya(demo) == NAIROBI
+            assert demo["frontends"][0]["argv"][0].startswith(str(checkout / ".venv"))
+            said = demo["output"].read_text().splitlines()
+        assert said[0] == "==> creating .venv"
+        assert said[1].startswith("==> installing localai-dist[llama,embedded] into .venv (a minute or two")
+        ready.unlink()
+        offline = {**env, "PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(home / "nothing")}
+        with started(argv, checkout, offline, ready) as demo:
+            assert capital_of_kenya(demo) == NAIROBI
+            assert "==>" not in demo["output"].read_text()
 
 
 def test_demo_as_an_ordinary_user(home: Path) -> None:
