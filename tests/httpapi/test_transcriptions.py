@@ -166,6 +166,18 @@ class AnswerTests(TranscriptionCase):
         self.assertEqual(got.status, 200)
         self.assertEqual(world.files.staged[0][2], SOUND)
 
+    def test_a_client_that_asks_first(self) -> None:
+        """
+        A client that waits to be told to go on is told so, and its recording is taken (LOAD-23).
+        """
+        world = World()
+        body = form()
+        got = self.begin(world, len(body), "expect: 100-continue")
+        self.assertEqual(got.raw, b"HTTP/1.1 100 Continue\r\n\r\n")
+        got.transport.clear()
+        got.receive(body)
+        self.assertEqual((got.status, world.files.staged[0][2]), (200, SOUND))
+
     def test_a_model_that_loads(self) -> None:
         """
         A cold model is told as for a chat: 503 with the loading object; the recording does not wait here (LOAD-23).

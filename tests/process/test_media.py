@@ -22,12 +22,15 @@ import pytest
 from localai_dist.testing.cluster import Cluster
 from localai_dist.testing.members import Frontend, Worker
 from localai_dist.testing.waiting import until
+from tests.process.faults import FragileCluster, carried, cut_together
 from tests.process.kit import open_folder, quick_plan, rows, running
 from tests.process.scripted import add_model, admin, client, galleries, owners, pin, reported
 
 SIZE = 30_000_000
 ROOM = "48MiB"
 """What a worker lets requests' files have: one of ``SIZE``, not two."""
+RESENT = 8 * 2**20
+"""Bytes that one cut may cost."""
 BOUND = 30.0
 """For a fact that follows within a moment on an idle machine (s)."""
 HOUR = 3600.0
@@ -343,6 +346,29 @@ def test_a_tunnel_that_breaks(studio: Cluster, recording: bytes) -> None:
     until("every tunnel again", lambda: connected(studio), 90)
     shutil.rmtree(fresh.parent.parent)
     assert_nothing_stays(studio)
+
+
+def test_a_way_that_is_cut(recording: bytes) -> None:
+    """
+    The tunnel is cut in the middle of a recording: it goes on where it was, over the next one, and the client notices
+    nothing but time; nothing stays (LOAD-23).
+    """
+    with open_folder("cut") as folder:
+        env = {**galleries(folder), "LOCALAI_UPLOAD_LIMIT": "40MiB", "LOCALAI_ROUTE_WAIT": "60s"}
+        cluster = FragileCluster(quick_plan(folder / "state", workers=1, frontends=1, frontend_env=env))
+        cluster.start()
+        try:
+            add_model(cluster, "steady")
+            frontend = cluster.frontends[0]
+            assert transcribe(cluster, frontend, "steady", b"RIFF").text == heard(b"RIFF")
+            before = carried(cluster.tunnels)
+            cut_together(cluster.tunnels, [SIZE // 2])
+            assert transcribe(cluster, frontend, "steady", recording).text == heard(recording)
+            assert cluster.tunnels[0].cut == 1
+            assert carried(cluster.tunnels) - before < SIZE + RESENT
+            assert_nothing_stays(cluster)
+        finally:
+            cluster.stop()
 
 
 def test_a_frontend_that_dies(studio: Cluster, recording: bytes) -> None:
