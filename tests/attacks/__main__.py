@@ -21,7 +21,7 @@ BOUND = 600.0
 
 
 def copy_tree(where: Path) -> Path:
-    """The files git knows of or would add, as a tree of their own."""
+    """The files git knows of or would add, as a tree of their own that git tracks: some tests ask git what to copy."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -33,6 +33,8 @@ def copy_tree(where: Path) -> Path:
             target = where / name
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, target)
+    for words in (["init", "-q"], ["add", "--all"]):
+        subprocess.run(["git", *words], cwd=where, check=True)
     return where
 
 

@@ -1,6 +1,6 @@
 """Every attack there is."""
 
-from tests.attacks import on_cluster, on_holds, on_loading, on_mux, on_serving, on_takeovers
+from tests.attacks import on_cluster, on_holds, on_loading, on_mux, on_serving, on_takeovers, on_walking
 from tests.attacks.attack import Attack
 
 ATTACKS: tuple[Attack, ...] = (
@@ -10,4 +10,5 @@ ATTACKS: tuple[Attack, ...] = (
     *on_mux.ATTACKS,
     *on_serving.ATTACKS,
     *on_takeovers.ATTACKS,
+    *on_walking.ATTACKS,
 )

@@ -1,0 +1,72 @@
+"""Attacks on what somebody meets who installs it, starts it and asks the first question."""
+
+from tests.attacks.attack import Attack
+
+ATTACKS: tuple[Attack, ...] = (
+    Attack(
+        name="send-on-to-a-client-that-reads-nothing",
+        file="localai_dist/httpapi/sse.py",
+        old="        if self._paused:\n            self._resumed = Deferred()",
+        new="        if self._paused and self._finished:\n            self._resumed = Deferred()",
+        reddens=("tests/process/test_inference.py::test_no_request_fails_beside_a_stalled_client",),
+        leaves_green=("tests/process/test_inference.py::test_chunks_are_openais",),
+    ),
+    Attack(
+        name="open-the-stream-before-the-backend-answers",
+        file="localai_dist/httpapi/openai/streaming.py",
+        old="    generation = await call.api.inference.generate",
+        new="    await events.send(shape.first() or {})\n    generation = await call.api.inference.generate",
+        reddens=(
+            "tests/process/test_inference.py::test_a_backend_that_rejects_before_its_first_token[streamed-plain]",
+        ),
+        leaves_green=(
+            "tests/process/test_inference.py::test_a_backend_that_rejects_before_its_first_token[whole-plain]",
+        ),
+    ),
+    Attack(
+        name="prefer-the-wheels-postgresql",
+        file="localai_dist/testing/postgres_binaries.py",
+        old='    if choice in ("auto", "system"):\n        yield from _system()\n'
+        '    if choice in ("auto", "embedded"):\n        yield from _embedded()\n',
+        new='    if choice in ("auto", "embedded"):\n        yield from _embedded()\n'
+        '    if choice in ("auto", "system"):\n        yield from _system()\n',
+        reddens=("tests.db.test_private_server.ServerTests.test_a_system_postgresql_is_preferred",),
+        leaves_green=("tests.db.test_private_server.ServerTests.test_choices",),
+    ),
+    Attack(
+        name="a-wheel-with-a-part-of-its-sql",
+        file="setup.cfg",
+        old="    store/sql/*.sql\n",
+        new="    store/sql/bus.sql\n",
+        reddens=("tests/process/test_daemons.py::test_the_wheel_serves[foreground]",),
+        leaves_green=(
+            "tests.test_packaging.WheelTests.test_daemons_list_their_options",
+            "tests/process/test_daemons.py::test_daemonised_frontend_serves",
+        ),
+    ),
+    Attack(
+        name="look-at-the-models-folder-twice-a-minute",
+        file="localai_dist/serving/watch.py",
+        old="INTERVAL = 1.0\n",
+        new="INTERVAL = 30.0\n",
+        reddens=("tests/process/test_demo.py::test_a_model_dropped_in_is_served",),
+        leaves_green=("tests/process/test_demo.py::test_restart_by_hand",),
+    ),
+    Attack(
+        name="a-wrong-setting-leaves-postgresql-behind",
+        file="localai_dist/testing/cluster.py",
+        old="        except BaseException:\n            self.stop()\n            raise\n",
+        new="        except BaseException:\n            raise\n",
+        also=(("localai_dist/cli/operator/demo.py", "            cluster.stop()\n", "            pass\n"),),
+        reddens=("tests/process/test_demo.py::test_mistakes_are_one_line",),
+        leaves_green=("tests/process/test_demo.py::test_no_secret_on_a_command_line",),
+    ),
+    Attack(
+        name="a-quote-missing-in-the-printed-curl",
+        file="localai_dist/cli/operator/demo.py",
+        old="-d {shlex.quote(body)}",
+        new="-d {body}",
+        reddens=("tests/process/test_make_demo.py::test_make_demo_without_postgresql_or_compiler",),
+        leaves_green=("tests/process/test_make_demo.py::test_demo_as_an_ordinary_user",),
+    ),
+)
