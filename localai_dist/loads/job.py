@@ -38,7 +38,7 @@ from localai_dist.loads.speed import Speed
 from localai_dist.loads.status import JobState
 from localai_dist.loads.steps import Steps
 from localai_dist.loads.tools import Tools
-from localai_dist.reach import Retry, Unreached, may_retry
+from localai_dist.reach import Answer, Answered, Outcome, Retry, Unreached, may_retry
 from localai_dist.scheduler.placement import NoPlace, Placement
 from localai_dist.staging.errors import HoldExpired, NoSpace, SourceMissing
 from localai_dist.staging.hold_timer import HoldTimer
@@ -183,16 +183,16 @@ class LoadJob:
         raise Offered(lack.why)
 
     async def _until_it_lasts(self, hold: HoldTimer, steps: Steps, place: Placement) -> tuple[Loaded, float]:
-        """The steps again and again while only the way to the node is broken."""
+        """The steps again and again while only the way is broken, or the process we were given is gone meanwhile."""
         attempt = fresh = 0
         while True:
             try:
                 return await steps.load_on(place)
             except Unreached as error:
                 hold.check()
-                retry = may_retry(error.outcome)
-                fresh += retry is Retry.ONCE_FRESH
-                if retry is Retry.NEVER or fresh > _FRESH_TRIES:
+                gone, retry = _is_process_gone(error.outcome), may_retry(error.outcome)
+                fresh += gone or retry is Retry.ONCE_FRESH
+                if (retry is Retry.NEVER and not gone) or fresh > _FRESH_TRIES:
                     raise
                 self.progress.trouble = str(error)
             attempt += 1
@@ -331,3 +331,8 @@ class LoadJob:
 
     def _pause(self, seconds: float) -> Deferred[Any]:
         return deferLater(self._clock, seconds)
+
+
+def _is_process_gone(outcome: Outcome) -> bool:
+    """Whether the process of the install has ended before LoadModel: its worker started anew while files came."""
+    return isinstance(outcome, Answered) and outcome.answer is Answer.BACKEND_UNAVAILABLE
