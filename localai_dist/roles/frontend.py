@@ -97,6 +97,7 @@ class _Graph:
         self.notices = self._notices()
         self.loads.on_ended = self.notices.load_ended
         self.received = ReceivedFiles(Path(settings.data_path) / "received", in_thread=self.in_thread)
+        self.request_files = make_request_files(self.http, self.verbs, reactor=self.reactor, in_thread=self.in_thread)
         self.readiness = Readiness("database", "membership", clock=reactor)
 
     def in_thread(self, call: Callable[..., Any], *arguments: Any) -> Deferred[Any]:
@@ -139,6 +140,7 @@ class _Graph:
             held=self.held,
             peers=self.peers,
             received=self.received,
+            request_files=self.request_files,
             readiness=self.readiness,
         )
         service = FrontendService(parts, settings, reactor=self.reactor)
@@ -227,7 +229,7 @@ class _Graph:
             ownership=self.ownership,
             loads=self.loads,
             connect=self.connect,
-            files=make_request_files(self.http, self.verbs, reactor=self.reactor, in_thread=self.in_thread),
+            files=self.request_files,
             clock=self.reactor,
             waits=waits,
         )

@@ -31,6 +31,7 @@ from localai_dist.roles.notices import Notices
 from localai_dist.serving.received import ReceivedFiles
 from localai_dist.serving.watch import CatalogWatch
 from localai_dist.settings.frontend import FrontendSettings
+from localai_dist.staging.request_files import RequestFiles
 from localai_dist.store.errors import StoreError
 from localai_dist.store.pool import Pool
 from localai_dist.tunnel.held import HeldTunnels
@@ -57,6 +58,7 @@ class Parts:
     held: HeldTunnels
     peers: PeerPool | None
     received: ReceivedFiles
+    request_files: RequestFiles
     readiness: Readiness
 
 
@@ -182,7 +184,8 @@ class FrontendService(Service):
 
     def _busy(self) -> int:
         streams = sum(session.stream_count for session in self._parts.held.sessions().values())
-        return self.site.resource.running + streams
+        # A release that goes by way of another frontend is in none of our sessions.
+        return self.site.resource.running + streams + self._parts.request_files.releasing
 
     async def _close(self) -> None:
         parts = self._parts
