@@ -87,6 +87,6 @@ def choose(entries: Sequence[Entry], name: str, capabilities: Sequence[str] = (D
     found = by_name.get(name) or next((entry for entry in entries if entry.alias == name), None)
     if found is None or found.uri:
         return found
-    concrete = next((name for word in capabilities if (name := found.capabilities.get(word))), "")
+    concrete = next((made for word in capabilities if (made := found.capabilities.get(word))), "")
     chosen = by_name.get(concrete)
     return chosen if chosen is not None and chosen.uri else None
