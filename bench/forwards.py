@@ -64,39 +64,39 @@ def go_pair(target: int) -> Iterator[Forward]:
         GO_PAIR.parent.mkdir(parents=True, exist_ok=True)
         flags = {"GO111MODULE": "off", "GOPATH": "/usr/share/gocode", "GOFLAGS": ""}
         subprocess.run(["go", "build", "-o", str(GO_PAIR), str(source)], check=True, env={**os.environ, **flags})
-    with ExitStack() as running:
-        accepting = running.enter_context(_running([str(GO_PAIR), "accept"]))
+    with ExitStack() as stack:
+        accepting = stack.enter_context(running([str(GO_PAIR), "accept"]))
         tunnel, port = accepting.stdout.readline().split()  # type: ignore[union-attr]
-        dialling = running.enter_context(_running([str(GO_PAIR), "dial", tunnel.decode(), str(target)]))
+        dialling = stack.enter_context(running([str(GO_PAIR), "dial", tunnel.decode(), str(target)]))
         dialling.stdout.readline()  # type: ignore[union-attr]
         yield Forward(int(port), [accepting.pid, dialling.pid])
 
 
 def ssh_missing() -> str:
     """Why ``ssh -R`` can't run, or nothing."""
-    absent = [name for name in ("sshd", "ssh", "ssh-keygen") if _tool(name) is None]
+    absent = [name for name in ("sshd", "ssh", "ssh-keygen") if tool(name) is None]
     return f"no {', no '.join(absent)} (apt-get install openssh-server)" if absent else ""
 
 
 @contextmanager
 def ssh_reverse(target: int) -> Iterator[Forward]:
     """An own sshd with own keys on a free port; the client asks it to listen."""
-    with TemporaryDirectory(prefix="bench-ssh") as name, ExitStack() as running:
+    with TemporaryDirectory(prefix="bench-ssh") as name, ExitStack() as stack:
         folder = Path(name)
         for key in ("host", "user"):
             subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / key)], check=True)
-        sshd_port, port = _free_port(), _free_port()
+        sshd_port, port = free_port(), free_port()
         options = [
             f"Port={sshd_port}", "ListenAddress=127.0.0.1", f"HostKey={folder / 'host'}", "PidFile=none",
             f"AuthorizedKeysFile={folder / 'user.pub'}", "StrictModes=no", "UsePAM=no", "PermitRootLogin=yes",
         ]  # fmt: skip
         if os.geteuid() == 0:
             Path("/run/sshd").mkdir(exist_ok=True)
-        sshd = [_tool("sshd") or "sshd", "-D", "-e", "-f", "/dev/null", *(part for o in options for part in ("-o", o))]
-        server = running.enter_context(_running(sshd))
-        _connectable(sshd_port)
-        client = running.enter_context(
-            _running(
+        sshd = [tool("sshd") or "sshd", "-D", "-e", "-f", "/dev/null", *(part for o in options for part in ("-o", o))]
+        server = stack.enter_context(running(sshd))
+        connectable(sshd_port)
+        client = stack.enter_context(
+            running(
                 [
                     "ssh",
                     "-N",
@@ -118,7 +118,7 @@ def ssh_reverse(target: int) -> Iterator[Forward]:
                 ]
             )
         )
-        _connectable(port)
+        connectable(port)
         yield Forward(port, [*_descendants(server.pid), client.pid])
 
 
@@ -126,7 +126,8 @@ def ssh_reverse(target: int) -> Iterator[Forward]:
 
 
 @contextmanager
-def _running(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+def running(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+    """``command``, until the block ends."""
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     try:
         yield process
@@ -135,17 +136,20 @@ def _running(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
         process.wait()
 
 
-def _tool(name: str) -> str | None:
+def tool(name: str) -> str | None:
+    """Where the program is, or None."""
     return shutil.which(name, path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port nobody listens on now."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port: int = listener.getsockname()[1]
         return port
 
 
-def _connectable(port: int) -> None:
+def connectable(port: int) -> None:
+    """Wait until somebody listens on ``port``."""
     until = time.monotonic() + 10
     while time.monotonic() < until:
         try:

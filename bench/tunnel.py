@@ -11,14 +11,14 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from statistics import median
 from typing import Any
 
 from twisted.internet.defer import Deferred, gatherResults
 
-from bench import forwards
+from bench import forwards, web
 from bench.near import Asking, Child, Memory, Transfer, Way, cpu_time, dialled, pause, plain_way, reactor, tunnel_way
 from bench.rows import Row, at_most, quantile
 from localai_dist.mux.classes import TrafficClass
@@ -28,6 +28,11 @@ ROUNDS = 5
 SIZE = 128 * MiB
 DIRECTIONS = ("up", "down")
 NOT_RUN = "GPUStack's websocket_proxy: not installed"
+PEERS: tuple[tuple[str, Callable[[], str], Callable[[int], Any]], ...] = (
+    ("ours", lambda: "", forwards.ours),
+    ("Go yamux over WebSocket", forwards.go_missing, forwards.go_pair),
+    ("ssh -R", forwards.ssh_missing, forwards.ssh_reverse),
+)
 
 
 def run() -> list[Row]:
@@ -86,40 +91,56 @@ async def _bulk() -> list[Row]:
 
 
 async def _forwarded() -> list[Row]:
-    """As a port forward, by two processes between the same two plain TCP ends."""
-    peers: list[tuple[str, str, Callable[[int], Any]]] = [
-        ("ours", "", forwards.ours),
-        ("Go yamux over WebSocket", forwards.go_missing(), forwards.go_pair),
-        ("ssh -R", forwards.ssh_missing(), forwards.ssh_reverse),
-    ]
-    with Child("far") as far, ExitStack() as running:
-        ways = []
-        for name, missing, start in peers:
-            if not missing:
-                forward = running.enter_context(start(far.plain_port))
-                ways.append(plain_way(name, forward.port, [far.pid, *forward.pids]))
+    """As a port forward, by two processes between the same two ends: curl and nginx, and two plain Twisted ones."""
+    absent = web.missing()
+    if absent:
+        rows = [Row("MUX-19", f"port forward with curl and nginx at the ends, {absent}", 0, "not measured")]
+    else:
+        with web.nginx([SIZE, SIZE // 8]) as server, _forwards(server.port) as forwards_:
+            found = await _rounds([web.WebWay(name, port, server, pids) for name, port, pids in forwards_])
+        rows = _forward_rows(found, "with curl and nginx at the ends", 2.5)
+    with Child("far") as far, _forwards(far.plain_port) as forwards_:
         await pause(0.2)
-        found = await _rounds(ways)
-    absent = "; ".join([*(f"{name}: {missing}" for name, missing, _ in peers if missing), NOT_RUN])
+        found = await _rounds([plain_way(name, port, [far.pid, *pids]) for name, port, pids in forwards_])
+    return rows + _forward_rows(found, "with two plain Twisted ends", None)
+
+
+@contextmanager
+def _forwards(target: int) -> Iterator[list[tuple[str, int, list[int]]]]:
+    """Name, port and processes of each forward to ``target`` that can run here."""
+    with ExitStack() as stack:
+        started = []
+        for name, absent, start in PEERS:
+            if not absent():
+                forward = stack.enter_context(start(target))
+                started.append((name, forward.port, forward.pids))
+        yield started
+
+
+def _forward_rows(found: dict[tuple[str, str], list[Transfer]], ends: str, bound: float | None) -> list[Row]:
+    """The forward's own processes; those at its ends cost the same whatever stands between them."""
+    absent = "".join(f"; {name}: {why()}" for name, why, _ in PEERS if why()) + f"; {NOT_RUN}"
     rows = []
     for direction in DIRECTIONS:
-        beside = "; ".join(
-            f"{way.name} {_cpu(found[way.name, direction]):.2f} at {_rate(found[way.name, direction]):.0f} MB/s"
-            for way in ways[1:]
-        )
-        rate = _rate(found["ours", direction])
-        row = at_most(
-            "MUX-19",
-            f"port forward, {direction}, with two plain TCP ends",
-            _cpu(found["ours", direction]),
-            "CPU-s/GiB",
-            2.5,
-        )
-        rows.append(_with_peer(row, f"ours at {rate:.0f} MB/s; {beside}; {absent}"))
+        told = {name: _forward_text(moved) for (name, way), moved in found.items() if way == direction}
+        beside = "; ".join([told.pop("ours"), *(f"{name} {text}" for name, text in told.items())]) + absent
+        what = f"port forward, {direction}, {ends}"
+        value = _between(found["ours", direction])
+        target = ("", None) if bound is None else (f"≤ {bound:g}", value <= bound)
+        rows.append(Row("MUX-19", what, round(value, 3), "CPU-s/GiB", *target, beside))
     return rows
 
 
-async def _rounds(ways: list[Way]) -> dict[tuple[str, str], list[Transfer]]:
+def _forward_text(moved: list[Transfer]) -> str:
+    return f"{_between(moved):.2f} (with the ends {_cpu(moved):.2f}) at {_rate(moved):.0f} MB/s"
+
+
+def _between(moved: list[Transfer]) -> float:
+    """Without the two ends, which come first."""
+    return median(sum(one.cpu[2:]) / one.size * GiB for one in moved)
+
+
+async def _rounds(ways: Sequence[Any]) -> dict[tuple[str, str], list[Transfer]]:
     found: dict[tuple[str, str], list[Transfer]] = {}
     for number in range(ROUNDS + 1):
         for way in ways:
