@@ -19,7 +19,8 @@ Read in this order:
 - ``sums``           hashes of staged files, as the bytes arrive
 - ``uploads``        staged files: one writer per key, resumable
 - ``quota``          room for files of single requests (pure);  ``request_files``  those files, until they are released
-- ``object_cache``   what came from an object store, bounded;  ``object_files``  fetching from it
+- ``object_cache``   what came from an object store, bounded;  ``fetch``  one file on its way from it
+- ``object_files``   the verbs of the object store
 - ``sweeper``        unfinished and left-over files go
 - ``files``          the file protocol as HTTP resources
 - ``verbs``          the control verbs and their HTTP resources

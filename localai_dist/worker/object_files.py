@@ -3,7 +3,8 @@ Files by way of the object store: the verbs of it. Mounted only on a worker that
 
 ``files/ensure`` is asked again and again: each answer, within two seconds, says how far the fetch is. The fetch itself
 is an upload like any other, into the same resumable file, hashed as the bytes arrive; only the bytes come from the
-store. When nobody has asked for a minute it stops, and what came stays for the next one.
+store. When nobody has asked for a minute it stops, or for a second after the last one who asked went away; what came
+stays for the next one. When the model's files are deleted it stops first.
 
 Source: LOAD-20; wire contract §6.
 """
@@ -16,22 +17,21 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from twisted.internet.defer import Deferred, TimeoutError
+from twisted.internet.defer import CancelledError, Deferred, TimeoutError
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from localai_dist.errors import LocalAIDistError
-from localai_dist.objects.body import ObjectBody
 from localai_dist.objects.errors import ObjectAbsent, StoreAway
 from localai_dist.objects.store import ObjectStore
 from localai_dist.staging.piece import PieceBody
-from localai_dist.units import MINUTE
 from localai_dist.wire import file_verbs as wire
-from localai_dist.wire.files import ContentRange, PutRequest, Target, parse_sha256
+from localai_dist.wire.files import Target, parse_sha256
 from localai_dist.wire.keys import parse_key, parse_prefix
 from localai_dist.worker.answers import Partial, Staged, Unusable, Verifying, Whole
 from localai_dist.worker.containment import Areas
 from localai_dist.worker.errors import WorkerError
+from localai_dist.worker.fetch import Fetch, FetchBody, Unasked
 from localai_dist.worker.files import files_below
 from localai_dist.worker.object_cache import ObjectCache
 from localai_dist.worker.offload import Offload
@@ -39,14 +39,8 @@ from localai_dist.worker.timing import TooLate, after
 from localai_dist.worker.uploads import Uploads
 
 ANSWER_WITHIN = 2.0
-UNASKED = MINUTE
-"""A fetch stops when nobody has asked for so long (s)."""
 
 _ROUNDS = 3
-
-
-class Unasked(WorkerError):
-    """Nobody asks for this file any more."""
 
 
 class Damaged(WorkerError):
@@ -81,7 +75,7 @@ class ObjectFiles:
         self._offload = offload
         self._clock = clock
         self._temp = temp
-        self._fetches: dict[Path, _Fetch] = {}
+        self._fetches: dict[Path, Fetch] = {}
 
     def table(self) -> dict[Any, Callable[[Any, Any], Awaitable[Any]]]:
         """Every verb with what serves it."""
@@ -106,17 +100,28 @@ class ObjectFiles:
         path = self._areas.path(parse_key(request.key))
         fetch = self._fetches.get(path)
         if fetch is None:
-            fetch = self._fetches[path] = _Fetch(request, parse_sha256(request.sha256), path)
+            fetch = self._fetches[path] = Fetch(request, parse_sha256(request.sha256), path)
             Deferred.fromCoroutine(self._run(fetch)).addErrback(self._broken, fetch)
-        fetch.asked_at = self._clock.seconds()
+        fetch.asked(self._clock.seconds())
         if not fetch.is_for(request):
             return wire.EnsureReply(error="another file is being fetched under this key", passing=True)
         try:
             await fetch.over().addTimeout(ANSWER_WITHIN, self._clock)
         except TimeoutError:
             return fetch.reply
+        except CancelledError:
+            fetch.left(self._clock)
+            raise
         self._fetches.pop(path, None)
         return fetch.reply
+
+    async def forget(self, folder: Path) -> None:
+        """End the fetches into ``folder``, whose files are about to go; nothing is written there after this."""
+        for path, fetch in list(self._fetches.items()):
+            if path.is_relative_to(folder):
+                fetch.stop()
+                await fetch.over()
+                self._fetches.pop(path, None)
 
     async def stage(self, request: wire.StageRequest, _tell: Any) -> wire.ErrorReply:
         """Put a file of this worker into the store."""
@@ -144,7 +149,7 @@ class ObjectFiles:
     def _in_thread(self, call: Callable[..., Any], *arguments: Any) -> Awaitable[Any]:
         return self._offload(call, *arguments)
 
-    async def _run(self, fetch: _Fetch) -> None:
+    async def _run(self, fetch: Fetch) -> None:
         """The whole fetch; how it ended is in ``fetch.reply``."""
         try:
             await self._fetch(fetch)
@@ -160,12 +165,13 @@ class ObjectFiles:
         if fetch.reply.error:
             self._log.info("fetching {file}: {error}", file=fetch.path.name, error=fetch.reply.error)
 
-    async def _fetch(self, fetch: _Fetch) -> None:
+    async def _fetch(self, fetch: Fetch) -> None:
         for _ in range(_ROUNDS):
             offset = await self._stands_at(fetch)
             if offset is None or (not offset and await self._cache.fetch(fetch.sha256, fetch.path)):
                 return
-            body = _Watched(await self._store.read(fetch.request.object, offset), fetch, offset, self._clock)
+            opened = await fetch.unless_stopped(self._store.read(fetch.request.object, offset))
+            body = FetchBody(opened, fetch, offset, self._clock)
             try:
                 answer = await self._uploads.put(fetch.path, fetch.put_from(offset), body)
             finally:
@@ -178,12 +184,13 @@ class ObjectFiles:
                     raise Damaged(f"{fetch.request.object} in the object store: {text}")
         raise StoreAway("the object store's bytes and those here do not agree")
 
-    async def _stands_at(self, fetch: _Fetch) -> int | None:
+    async def _stands_at(self, fetch: Fetch) -> int | None:
         """How many bytes are here; None if the file is."""
         size = fetch.request.size
         while isinstance(found := await self._uploads.head(fetch.path), Verifying):
             fetch.verified(found.verified)
-            await after(self._clock, 1.0)
+            fetch.check(self._clock.seconds())
+            await fetch.unless_stopped(after(self._clock, 1.0))
         match found:
             case Whole(there, _, sha256) if (there, sha256) == (size, fetch.sha256):
                 return None
@@ -192,109 +199,6 @@ class ObjectFiles:
             case _:
                 return 0
 
-    def _broken(self, failure: Failure, fetch: _Fetch) -> None:
+    def _broken(self, failure: Failure, fetch: Fetch) -> None:
         self._log.failure("a fetch from the object store failed by a fault of this program", failure)
         fetch.end(error=f"internal error: {type(failure.value).__name__}")
-
-
-class _Fetch:
-    """
-    One file under way.
-
-    Attributes:
-        reply: what the next one who asks is told.
-        asked_at: when somebody asked last, on the clock.
-        stopped: it has to end.
-    """
-
-    def __init__(self, request: wire.EnsureRequest, sha256: str, path: Path) -> None:
-        self.request = request
-        self.sha256 = sha256
-        self.path = path
-        self.reply = wire.EnsureReply()
-        self.asked_at = 0.0
-        self.stopped = False
-        self._over = False
-        self._waiting: list[Deferred[None]] = []
-
-    def is_for(self, request: wire.EnsureRequest) -> bool:
-        """Whether it fetches what is asked for."""
-        return (request.sha256.lower(), request.size) == (self.sha256, self.request.size)
-
-    def put_from(self, offset: int) -> PutRequest:
-        """What an uploader would send."""
-        size = self.request.size
-        if not size:
-            return PutRequest(None, self.sha256, 0)
-        return PutRequest(ContentRange(offset, size - 1, size), self.sha256)
-
-    def received(self, count: int) -> None:
-        """So many bytes are here."""
-        self.reply = wire.EnsureReply(received=count)
-
-    def verified(self, count: int) -> None:
-        """So many bytes of what is here are hashed."""
-        self.reply = wire.EnsureReply(received=self.reply.received, verified=count)
-
-    def stop(self) -> None:
-        """Let the next read fail."""
-        self.stopped = True
-
-    def over(self) -> Deferred[None]:
-        """Fires at its end; each call its own."""
-        waiter: Deferred[None] = Deferred(lambda cancelled: self._waiting.remove(cancelled))
-        if self._over:
-            waiter.callback(None)
-        else:
-            self._waiting.append(waiter)
-        return waiter
-
-    def end(self, **outcome: Any) -> None:
-        """Tell everybody."""
-        received = self.request.size if outcome.get("local_path") else self.reply.received
-        self.reply = wire.EnsureReply(received=received, **outcome)
-        self._over = True
-        waiting, self._waiting = self._waiting, []
-        for waiter in waiting:
-            waiter.callback(None)
-
-
-class _Watched:
-    """A body that counts for its fetch, and ends when nobody asks any more."""
-
-    def __init__(self, body: ObjectBody, fetch: _Fetch, offset: int, clock: Any) -> None:
-        self._body = body
-        self._fetch = fetch
-        self._offset = offset
-        self._clock = clock
-        self._chunks: list[bytes] = []
-        self._size = 0
-
-    @property
-    def whole(self) -> bool:
-        """Whether every byte came."""
-        return self._offset + self._body.taken == self._fetch.request.size
-
-    @property
-    def received(self) -> int:
-        """Bytes read so far."""
-        return self._body.taken
-
-    async def gather(self, count: int) -> list[bytes]:
-        """See ``blocks.Body``; what was read is kept until it is taken."""
-        while self._size < count and (chunk := await self._read(count)):
-            self._chunks.append(chunk)
-            self._size += len(chunk)
-        chunks, self._chunks, self._size = self._chunks, [], 0
-        return chunks
-
-    async def _read(self, n: int) -> bytes:
-        if self._fetch.stopped or self._clock.seconds() - self._fetch.asked_at > UNASKED:
-            raise Unasked("nobody asks for this file any more")
-        chunk = await self._body.read(n)
-        self._fetch.received(self._offset + self._body.taken)
-        return chunk
-
-    def close(self) -> None:
-        """Nobody wants the rest."""
-        self._body.close()

@@ -11,7 +11,7 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -231,8 +231,15 @@ def make_backend_worker(
     )
     uploads = Uploads(offload=offload, clock=reactor)
     requests = RequestFiles(areas, offload=offload, now=time.time, limits=config.request_limits)
-    verbs = Verbs(supervisor=supervisor, areas=areas, requests=requests, offload=offload, stop_node=stop_node)
     objects = _object_files(config, reactor, areas, uploads, offload)
+    verbs = Verbs(
+        supervisor=supervisor,
+        areas=areas,
+        requests=requests,
+        offload=offload,
+        stop_node=stop_node,
+        forget=_forgetting(objects),
+    )
     sweeper = Sweeper(areas, uploads=uploads, requests=requests, offload=offload, clock=reactor, now=time.time)
     return WorkerServer(
         reactor=reactor,
@@ -288,6 +295,16 @@ def _object_files(
             temp=files / "temp",
         )
     ]
+
+
+def _forgetting(objects: Sequence[ObjectFiles]) -> Callable[[Path], Awaitable[None]]:
+    """Ends every fetch below a folder."""
+
+    async def forget(folder: Path) -> None:
+        for one in objects:
+            await one.forget(folder)
+
+    return forget
 
 
 def _scrubber(parent: Mapping[str, str], hidden: Iterable[str]) -> Callable[[str], Mapping[str, str]]:

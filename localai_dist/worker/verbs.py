@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from twisted.logger import Logger
@@ -42,6 +43,7 @@ class Verbs:
         areas: where model files are.
         offload: for work on the disk.
         requests: files of single requests.
+        forget: ends what else writes below a folder whose files are about to go.
         stop_node: ends this daemon the way SIGTERM does.
     """
 
@@ -55,8 +57,10 @@ class Verbs:
         requests: RequestFiles,
         offload: Offload,
         stop_node: Callable[[], None],
+        forget: Callable[[Path], Awaitable[None]],
     ) -> None:
         self._requests = requests
+        self._forget = forget
         self._supervisor = supervisor
         self._areas = areas
         self._offload = offload
@@ -137,6 +141,7 @@ class Verbs:
             if folder.is_dir():
                 shutil.rmtree(folder)
 
+        await self._forget(folder)
         try:
             await self._offload(remove)
         except OSError as error:

@@ -202,4 +202,23 @@ ATTACKS: tuple[Attack, ...] = (
         reddens=("tests.worker.test_supervisor.LeaveTests.test_a_shared_install_goes_on",),
         leaves_green=("tests.worker.test_supervisor.LeaveTests.test_an_install_that_nobody_wants_stops",),
     ),
+    Attack(
+        name="a-fetch-outlives-the-deletion",
+        file="localai_dist/worker/object_files.py",
+        old="                fetch.stop()\n                await fetch.over()\n",
+        new="",
+        reddens=("tests.staging.test_by_store.ByStoreTests.test_a_deleted_model_ends_its_fetch",),
+        leaves_green=("tests.staging.test_by_store.ByStoreTests.test_a_fetch_resumes",),
+    ),
+    Attack(
+        name="stop-a-model-that-another-frontend-serves",
+        file="localai_dist/store/sql/retirement.sql",
+        old="< extract(epoch from now()) - %(fresh)s);",
+        new="< 0);",
+        reddens=(
+            "tests.db.test_matrix.PlaceTests.test_retirement_mark_unserved",
+            "tests/process/test_folders.py::test_a_deleted_model_is_stopped",
+        ),
+        leaves_green=("tests.db.test_matrix.PlaceTests.test_retirement_mark",),
+    ),
 )

@@ -105,7 +105,7 @@ def test_no_frontend_has_every_shard(apart: Cluster) -> None:
 
 
 def test_a_deleted_model_is_stopped(apart: Cluster) -> None:
-    """A model's YAML is deleted on one frontend: its replica serves on; on all: it is stopped, and only it (LOAD-22)."""
+    """A YAML deleted on one frontend: the replica serves on; on all of them: it is stopped, and only it (LOAD-22)."""
     events, others = (add_pair(apart, name, [True, True]) for name in ("deleted", "kept"))
     for name in ("deleted", "kept"):
         assert chat(apart, apart.frontends[0], name).status == 200

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from twisted.internet.defer import Deferred, succeed
+from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThread
 
 from localai_dist.objects.body import ObjectBody
@@ -27,7 +28,7 @@ from localai_dist.staging.upload import Stager
 from localai_dist.units import KiB, MiB
 from localai_dist.wire import file_verbs as wire
 from localai_dist.wire.verbs import MODEL_DELETE, Empty, ModelNameRequest
-from localai_dist.worker import object_cache, object_files
+from localai_dist.worker import fetch, object_cache, object_files
 from localai_dist.worker.service import WorkerServer, make_backend_worker
 from tests.staging.doubles import CountingHold
 from tests.staging.tunnelled import NODE, TunnelCase, reactor
@@ -149,15 +150,16 @@ class ByStoreTests(StoreCase):
 
     async def test_silence_ends_it(self) -> None:
         """
-        A store that takes nothing is ended by the hold, which names it (LOAD-20).
+        A store that takes nothing is ended by the hold, which says that nothing moved (LOAD-20).
         """
         self.put("m.gguf", MiB)
         stuck: Deferred[None] = Deferred()
         self.patch(self.store, "put", lambda key, body: stuck)
         hold = HoldTimer(reactor, base=1.0, stall=0.5)
         sources = list_sources(self.models, "tiny", ["m.gguf"])
-        with self.assertRaises(HoldExpired):
+        with self.assertRaises(HoldExpired) as caught:
             await hold.run(self.stager.stage(NODE, sources.files, self.progress, hold))
+        self.assertRegex(str(caught.exception), "^deadline exceeded: no progress (for|within) ")
 
     async def test_a_fetch_resumes(self) -> None:
         """
@@ -220,15 +222,100 @@ class ByStoreTests(StoreCase):
         A fetch nobody asks for any more stops, keeps what came, and the next one goes on there (LOAD-17, LOAD-20).
         """
         self.patch(object_files, "ANSWER_WITHIN", 0.0)
-        self.patch(object_files, "UNASKED", -1.0)
+        self.patch(fetch, "UNASKED", -1.0)
         sha256 = self.put("m.gguf", MiB)
         await self.store.put(object_key(sha256), BytesBody((self.models / "m.gguf").read_bytes()))
         request = wire.EnsureRequest("models/tiny/m.gguf", object_key(sha256), sha256, MiB)
         while not (reply := await self.verbs.call(NODE, wire.FILES_ENSURE, request)).error:
             pass
         self.assertEqual((reply.error, reply.passing), ("nobody asks for this file any more", True))
-        self.patch(object_files, "UNASKED", 60.0)
+        self.patch(fetch, "UNASKED", 60.0)
         self.assert_right((await self.stage("m.gguf"))[0], sha256)
+
+    async def stalled(self) -> tuple[str, wire.EnsureRequest]:
+        """A file in the store, which gives two megabytes of it and then falls silent; its hash, and how to ask."""
+        sha256 = self.put("m.gguf", 4 * MiB)
+        await self.store.put(object_key(sha256), BytesBody((self.models / "m.gguf").read_bytes()))
+        received = ObjectBody.dataReceived
+
+        def silent(body: Any, data: bytes) -> None:
+            received(body, data)
+            if self.silent and body.taken > 2 * MiB:
+                body.transport.pauseProducing()
+                self.patch(ObjectBody, "dataReceived", lambda *_: None)
+
+        self.silent = True
+        self.patch(ObjectBody, "dataReceived", silent)
+        self.heal = lambda: self.patch(ObjectBody, "dataReceived", received)
+        return sha256, wire.EnsureRequest("models/tiny/m.gguf", object_key(sha256), sha256, 4 * MiB)
+
+    async def until(self, fact: Any, what: str) -> None:
+        """Wait for a fact."""
+        for _ in range(600):
+            if fact():
+                return
+            await deferLater(reactor, 0.05)
+        self.fail(f"waited 30 s for: {what}")
+
+    @property
+    def partial(self) -> Path:
+        """Where the file comes to be."""
+        return self.folder / "models" / "tiny" / "m.gguf"
+
+    async def test_a_caller_that_leaves_stops_the_fetch(self) -> None:
+        """
+        The call that asks is cancelled while the store is silent: the fetch stops soon and keeps what came; without
+        the caller it would have waited for a minute (LOAD-17, LOAD-20).
+        """
+        sha256, request = await self.stalled()
+        self.patch(object_files, "ANSWER_WITHIN", 600.0)
+        asking = Deferred.fromCoroutine(self.verbs.call(NODE, wire.FILES_ENSURE, request, timeout=600.0))
+        await self.until(lambda: self.partial.exists() and self.partial.stat().st_size >= MiB, "the first bytes")
+        asking.cancel()
+        asking.addErrback(lambda failure: None)
+        fetches = self.worker_objects()._fetches
+        await self.until(lambda: all(one._over for one in fetches.values()), "the end of the fetch")
+        self.assertGreaterEqual(self.partial.stat().st_size, MiB)
+        self.heal()
+        self.assert_right((await self.stage("m.gguf"))[0], sha256)
+
+    async def test_another_that_asks_keeps_it(self) -> None:
+        """
+        Who asks again within the second finds the same fetch: a way that broke costs nothing.
+        """
+        _, request = await self.stalled()
+        self.patch(object_files, "ANSWER_WITHIN", 600.0)
+        asking = Deferred.fromCoroutine(self.verbs.call(NODE, wire.FILES_ENSURE, request, timeout=600.0))
+        await self.until(lambda: self.partial.exists() and self.partial.stat().st_size >= MiB, "the first bytes")
+        [running] = self.worker_objects()._fetches.values()
+        asking.cancel()
+        asking.addErrback(lambda failure: None)
+        await self.until(lambda: running._leaving is not None, "the first one's leaving")
+        self.patch(object_files, "ANSWER_WITHIN", 2 * fetch.LEFT_ALONE)
+        reply = await self.verbs.call(NODE, wire.FILES_ENSURE, request)
+        self.assertEqual((reply.error, running.stopped), ("", False))
+        self.assertGreater(reply.received, MiB)
+        await self.worker_objects().stop()
+
+    async def test_a_deleted_model_ends_its_fetch(self) -> None:
+        """
+        A model's files are deleted while the silent store has more of them: the fetch ends first, nothing comes back,
+        and the next one begins anew (LOAD-17, LOAD-20).
+        """
+        sha256, request = await self.stalled()
+        self.patch(object_files, "ANSWER_WITHIN", 0.0)
+        while (await self.verbs.call(NODE, wire.FILES_ENSURE, request)).received < MiB:
+            pass
+        reply = await self.verbs.call(NODE, MODEL_DELETE, ModelNameRequest("tiny"))
+        self.assertEqual((reply.success, self.worker_objects()._fetches), (True, {}))
+        self.assertFalse(self.partial.parent.exists())
+        self.heal()
+        self.patch(object_files, "ANSWER_WITHIN", 2.0)
+        self.assert_right((await self.stage("m.gguf"))[0], sha256)
+
+    def worker_objects(self) -> object_files.ObjectFiles:
+        """The worker's side of the store."""
+        return next(one for one in self.worker._beside if isinstance(one, object_files.ObjectFiles))
 
     async def test_the_other_verbs(self) -> None:
         """
