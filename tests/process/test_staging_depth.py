@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import itertools
 import random
-import re
 import shutil
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,47 +14,39 @@ from localai_dist.testing.child import Child, checkout
 from localai_dist.testing.cluster import Cluster
 from localai_dist.testing.members import Frontend, Worker
 from localai_dist.testing.waiting import until
-from localai_dist.testing.web import Reply, ask
 from localai_dist.units import GiB, KiB, MiB
+from tests.process.depot import (
+    QUESTION,
+    add,
+    answered,
+    ask_it,
+    asking,
+    fragile,
+    fresh,
+    holder,
+    other,
+    remote,
+    resent,
+    serve,
+    sha256,
+    told,
+    unload,
+)
 from tests.process.faults import FragileCluster, Wire, carried, cut_together
-from tests.process.kit import open_folder, quick_plan, rows
+from tests.process.kit import rows
 from tests.process.outside import links_of
 from tests.process.scripted import (
     SERVED_WITHIN,
-    admin,
     chat,
-    galleries,
-    owners,
     pin,
     reported,
     serves,
 )
 
-QUESTION = "What is the capital of Kenya?"
-ANSWER = "The capital of Kenya is Nairobi."
 RESENT = 8 * MiB
 """Bytes one cut may cost; the acceptance's number."""
 SEED = 20
 WORKERS = 3
-
-PATIENT = {"LOCALAI_MODEL_LOAD_WAIT": "0", "LOCALAI_WORKER_RECONNECT_GRACE": "90s"}
-"""Requests wait for the load; a worker cut often waits up to half a minute before it dials again."""
-
-_names = itertools.count(1)
-
-
-@contextmanager
-def fragile(**more: Any) -> Iterator[FragileCluster]:
-    """A started cluster on wires that break."""
-    with open_folder("depth") as folder:
-        more["frontend_env"] = {**galleries(folder), **PATIENT, **more.get("frontend_env", {})}
-        cluster = FragileCluster(quick_plan(folder / "state", models=["tiny-facts"], **more))
-        cluster.start()
-        try:
-            yield cluster
-        finally:
-            cluster.stop()
-            assert [child.name for child in cluster.children if child.is_alive()] == []
 
 
 @pytest.fixture(scope="module")
@@ -68,106 +54,6 @@ def depot() -> Iterator[FragileCluster]:
     """Two frontends, three workers."""
     with fragile(workers=WORKERS) as cluster:
         yield cluster
-
-
-def fresh(what: str) -> str:
-    """A model's name nobody had."""
-    return f"{what}-{next(_names)}"
-
-
-def padded(source: Path, target: Path, size: int) -> str:
-    """
-    A copy of ``source`` filled up to ``size`` bytes, one page in each MiB salted; its SHA-256.
-
-    llama.cpp ignores what follows the tensors; pages lost, doubled or in another order have another hash.
-    """
-    shutil.copyfile(source, target)
-    with target.open("r+b") as file:
-        for block in range(source.stat().st_size // MiB + 1, size // MiB):
-            file.seek(block * MiB)
-            file.write(hashlib.sha256(f"{target.name} {block}".encode()).digest() * 128)
-        file.truncate(size)
-    return sha256(target)
-
-
-def sha256(path: Path) -> str:
-    """The file's hash."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def serve(cluster: Cluster, name: str, file: str, more: str = "") -> None:
-    """Serve a file of the models folder as ``name`` by the engine."""
-    text = f"name: {name}\nbackend: llama-cpp\ncontext_size: 256\nthreads: 1\nparameters:\n  model: {file}\n{more}"
-    (cluster.state.models / f"{name}.yaml").write_text(text)
-    for frontend in cluster.frontends:
-        if frontend.is_alive():
-            until(f"{name} served by {frontend.name}", lambda it=frontend: serves(cluster, it, name), SERVED_WITHIN)
-
-
-def add(cluster: Cluster, name: str, size: int) -> str:
-    """Serve a padded tiny-facts as ``name``, which is also its file's name; its SHA-256."""
-    [source] = cluster.state.models.glob("tiny-facts-1m*.gguf")
-    digest = padded(source, cluster.state.models / f"{name}.gguf", size)
-    serve(cluster, name, f"{name}.gguf")
-    return digest
-
-
-def remote(worker: Worker, name: str, file: str = "") -> Path:
-    """Where a worker keeps a model's file, or will."""
-    return worker.models_dir / name / (file or f"{name}.gguf")
-
-
-def holder(cluster: Cluster, worker: Worker) -> Frontend:
-    """The frontend that holds a worker's tunnel, by the database."""
-    names = {frontend.name: frontend for frontend in cluster.frontends}
-    return until(f"an owner of {worker.name}", lambda: names.get(owners(cluster).get(worker.name, "")), 40)
-
-
-def other(cluster: Cluster, frontend: Frontend) -> Frontend:
-    """The other frontend."""
-    return next(it for it in cluster.frontends if it is not frontend)
-
-
-def ask_it(cluster: Cluster, frontend: Frontend, name: str, timeout: float = 60) -> Reply:
-    """The question, as long as it takes."""
-    body = {"model": name, "messages": [{"role": "user", "content": QUESTION}], "temperature": 0, "max_tokens": 32}
-    url = frontend.url + "/v1/chat/completions"
-    return ask(url, key=cluster.secrets.api_key, method="POST", body=body, timeout=timeout)
-
-
-def answered(reply: Reply) -> None:
-    """The model answered."""
-    assert reply.status == 200, reply.text
-    assert reply.json()["choices"][0]["message"]["content"] == ANSWER
-
-
-@contextmanager
-def asking(cluster: Cluster, frontend: Frontend, name: str) -> Iterator[Future[Reply]]:
-    """A question under way, in a thread of its own."""
-    with ThreadPoolExecutor(1) as pool:
-        yield pool.submit(ask_it, cluster, frontend, name, 300)
-
-
-def told(child: Child, name: str) -> list[tuple[str, int]]:
-    """What a frontend logged of a file's staging: ("interrupted" or "goes on", at which byte)."""
-    found = re.findall(rf"staging {name}\.gguf on node \S+ (interrupted|goes on) at (\d+) of", child.log.read_text())
-    return [(what, int(at)) for what, at in found]
-
-
-def resent(child: Child, name: str) -> list[int]:
-    """For each interruption: how many bytes of what the transport had taken had to be sent again."""
-    costs = []
-    events = told(child, name)
-    for (what, at), (then, offset) in itertools.pairwise(events):
-        if (what, then) == ("interrupted", "goes on"):
-            costs.append(at - offset)
-    return costs
-
-
-def unload(cluster: Cluster, name: str) -> None:
-    """The model is loaded nowhere."""
-    admin(cluster, "/backend/shutdown", "POST", {"model": name})
 
 
 # -- cuts ------------------------------------------------------------------------------------------------------------
@@ -220,31 +106,35 @@ def broken_at(wires: list[Wire], cuts: int, size: int, *, seed: int) -> None:
     cut_together(wires, [int((part + chance.random()) * size / cuts) for part in range(cuts)])
 
 
-@pytest.mark.parametrize("victim", ["loader", "owner"])
+@pytest.mark.parametrize("victim", ["loader", "owner", "worker"])
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))])
-def test_a_frontend_killed_at_random_bytes(depot: FragileCluster, seed: int, victim: str) -> None:
-    """SIGKILL of the frontend that loads, or of the one that holds the tunnel: it goes on by itself (LOAD-11)."""
+def test_a_daemon_killed_at_random_bytes(depot: FragileCluster, seed: int, victim: str) -> None:
+    """SIGKILL of the frontend that loads, of the one that holds the tunnel, or of the worker: it goes on by itself from
+    the bytes that are there, a killed worker's partial file included (LOAD-11, LOAD-16)."""
     size, chance = 256 * MiB, random.Random(SEED + seed)
     name, worker = fresh(victim), depot.workers[1]
     digest = add(depot, name, size)
     pin(depot, name, 1)
     owner = holder(depot, worker)
     loader = other(depot, owner)
-    killed = loader if victim == "loader" else owner
-    left = other(depot, killed)
+    killed: Frontend | Worker = {"loader": loader, "owner": owner, "worker": worker}[victim]
+    left = owner if killed is not owner else loader
     there = remote(worker, name)
     before = carried(depot.tunnels)
     with asking(depot, loader, name) as first, asking(depot, left, name) as second:
         point = chance.uniform(0.2, 0.8) * size
         until("the point of the kill", lambda: there.exists() and there.stat().st_size > point, 60, every=0.002)
         killed.kill()
+        if killed is worker:
+            killed.start()
         first_reply, second_reply = first.result(), second.result()
     assert (first_reply if killed is not loader else second_reply).status == 200, second_reply.text
     answered(second_reply)
     assert sha256(there) == digest
     assert size < carried(depot.tunnels) - before < size + RESENT + size // 50
     assert rows(depot.database.url, "select count(*) from node_models where model_name = %s", name) == [(1,)]
-    killed.start()
+    if killed is not worker:
+        killed.start()
     until(f"{killed.name} ready", killed.is_ready, 60)
     until("every tunnel", lambda: all(it.is_ready() for it in depot.workers), 60)
 
@@ -386,8 +276,8 @@ BIGGER = [pytest.param(path, 4 * GiB, marks=pytest.mark.slow) for path in ("rela
 
 @pytest.mark.parametrize(("path", "size"), [*BIG, *BIGGER])
 def test_memory_stays_flat_and_a_big_model_answers(depot: FragileCluster, path: str, size: int) -> None:
-    """A padded model of gigabytes over either path: it answers, every daemon stays within 64 MB of its baseline, and
-    no body lies in a temporary file (LOAD-12, LOAD-19)."""
+    """A padded model of a gigabyte over either path, 4 GiB in ``make test-slow``: it answers, every daemon stays within
+    64 MB of its baseline, and no body lies in a temporary file or anywhere but at its place (LOAD-12, LOAD-19)."""
     name, worker = fresh("big"), depot.workers[1]
     digest = add(depot, name, size)
     pin(depot, name, 1)
@@ -401,20 +291,36 @@ def test_memory_stays_flat_and_a_big_model_answers(depot: FragileCluster, path: 
     baseline = {child.name: memory(child, "VmRSS") for child in daemons}
     for child in daemons:
         Path(f"/proc/{child.pid}/clear_refs").write_text("5")  # the peak counts from here
-    there = remote(worker, name)
+    there, relayed = remote(worker, name), carried(depot.links)
     with asking(depot, asked, name) as reply:
         until("the first bytes", lambda: there.exists() and there.stat().st_size > 0, 60, every=0.01)
         for share in (0.25, 0.5, 0.75):
             until(f"{share:.0%}", lambda at=share: there.stat().st_size > at * size, 180, every=0.02)
             spooled = [link for child in daemons for link in links_of(child.pid) if "(deleted)" in link]
             assert spooled == []
+            assert spilled(depot) < 64 * MiB
         answered(reply.result())
+    assert (carried(depot.links) - relayed > size) == (path == "relay")
+    assert spilled(depot) < 64 * MiB
     peaks = {child.name: memory(child, "VmHWM") - baseline[child.name] for child in daemons}
     print(f"{path} {size / GiB} GiB: peaks over the baseline {peaks}")
     assert all(peak <= 64 * MiB for peak in peaks.values()), peaks
     assert sha256(there) == digest
     assert told(asked, name) == []
     unload(depot, name)
+
+
+def spilled(cluster: Cluster) -> int:
+    """Bytes in the daemons' temporary folder and data folders; staged models lie elsewhere."""
+    folders = [Path(cluster.plan.frontend_env["TMPDIR"])]
+    folders += [child.data_dir for child in (*cluster.frontends, *cluster.workers)]
+    total = 0
+    for path in (path for folder in folders for path in folder.rglob("*")):
+        try:
+            total += path.stat().st_size if path.is_file() else 0
+        except FileNotFoundError:  # gone since it was listed
+            continue
+    return total
 
 
 def memory(child: Child, row: str) -> int:
