@@ -8,6 +8,7 @@ Reading order (the first three are pure)::
     errors.py     what ends a staging;  progress.py  counters
     hold_timer.py a hold on a clock
     reader.py     a file for worker threads;  source.py  a model's files;  digests.py  their hashes
+    identity.py   what a file is called while it is hashed
     piece.py      the body of one PUT;  transient.py  what passes by itself
     upload.py     Stager and Upload;  by_store.py  the same by way of an object store
     request_files.py  files of one request

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
+import msgspec
+
 from localai_dist.wire.files import CONTENT_SHA256, FILE_SIZE, LOCAL_PATH, TARGET_SHA256, VERIFIED_BYTES
 
 
@@ -34,12 +36,13 @@ class Verifying:
 Found: TypeAlias = There | ResumeAt | Verifying
 
 
-def read_probe(status: int, headers: Mapping[str, str], *, sha256: str, size: int) -> Found:
+def read_probe(status: int, headers: Mapping[str, str], *, sha256: str, size: int, fingerprint: str = "") -> Found:
     """
     What a HEAD found, for a file with this hash and size.
 
     Args:
         headers: of the answer, names in lower case.
+        fingerprint: what may stand for the hash of an unfinished file.
     """
     if status != 200:
         return ResumeAt(0)
@@ -49,7 +52,7 @@ def read_probe(status: int, headers: Mapping[str, str], *, sha256: str, size: in
     verified = _number(headers.get(VERIFIED_BYTES.lower(), ""))
     if verified is not None and headers.get(CONTENT_SHA256.lower()) is None:
         return Verifying(verified)
-    ours = headers.get(TARGET_SHA256.lower(), "").lower() == sha256
+    ours = headers.get(TARGET_SHA256.lower(), "").lower() in {sha256, fingerprint or sha256}
     return ResumeAt(stored if ours and stored is not None and stored < size else 0)
 
 
@@ -85,6 +88,18 @@ def judge_put(status: int, *, last: bool) -> PutVerdict:
             return PutVerdict.AGAIN
         case _:
             return PutVerdict.REFUSED
+
+
+class _Stored(msgspec.Struct):
+    local_path: str
+
+
+def local_path(text: str) -> str | None:
+    """Where the worker says the whole file is, in the body of its answer; None if it does not say."""
+    try:
+        return msgspec.json.decode(text, type=_Stored).local_path
+    except msgspec.DecodeError:
+        return None
 
 
 def _number(text: str) -> int | None:

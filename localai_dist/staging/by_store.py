@@ -65,7 +65,11 @@ class _ByStore(Upload):
 
     _stager: StoreStager
 
-    async def _once(self) -> str:
+    async def _first_look(self) -> int | None:
+        return None  # an object is named by its hash
+
+    async def _once(self, start: int | None = None) -> str:
+        await self._hash()
         try:
             return await self._by_store()
         except StoreAway as error:
@@ -110,12 +114,12 @@ class _ByStore(Upload):
             self._hold.observe()
 
     async def _ask(self) -> EnsureReply:
-        request = EnsureRequest(self._file.key, object_key(self._sha256), self._sha256, self._file.size)
+        request = EnsureRequest(self._file.key, object_key(self._names.sha256), self._names.sha256, self._file.size)
         return await self._stager.verbs.call(self._node, FILES_ENSURE, request, timeout=ASK_TIMEOUT)
 
     async def _give(self) -> None:
         """The file into the store."""
-        key, size = object_key(self._sha256), self._file.size
+        key, size = object_key(self._names.sha256), self._file.size
         step = part_size(size)
         if size <= step:
             await self._sent_by(0, size, lambda body: self._stager.store.put(key, body))

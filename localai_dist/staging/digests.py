@@ -17,13 +17,14 @@ from typing import Any
 
 from localai_dist.staging.errors import SourceChanged, SourceMissing
 from localai_dist.staging.reader import InThread, SourceReader
-from localai_dist.units import MiB
+from localai_dist.units import KiB, MiB
 from localai_dist.wire.keys import HASH_SUFFIX
 
 SLICE: int = 1 * MiB
 """Bytes hashed per trip to the thread: each trip is one sign of progress (LOAD-3), and where a cancel takes effect."""
 
 _MARK = "localai-dist"
+_SAMPLES, _SAMPLE = 17, 64 * KiB  # of a fingerprint: how many, and bytes of each, from the first to the last
 _KNOWN = 4096  # files remembered in memory
 
 
@@ -40,6 +41,30 @@ class Digests:
     def __init__(self, in_thread: InThread) -> None:
         self._in_thread = in_thread
         self._known: dict[Path, tuple[_Stamp, str]] = {}
+
+    async def known(self, path: Path) -> str | None:
+        """
+        The SHA-256 of ``path`` if it need not be hashed for it.
+
+        Raises:
+            SourceMissing: it can't be opened or read.
+        """
+        stamp = await self._call(_stamp, path)
+        known = self._known.get(path) or await self._call(_recall, path)
+        return None if known is None or known[0] != stamp else known[1]
+
+    async def fingerprint(self, path: Path) -> str:
+        """
+        What stands for the SHA-256 of ``path`` until that is found; the same for the same content on any frontend.
+
+        Of the size and a sample of the bytes: it says which unfinished file on a worker is probably this one, no more.
+        What arrives is verified by the SHA-256 of all of it.
+
+        Raises:
+            SourceMissing: it can't be opened or read.
+        """
+        found: str = await self._call(_fingerprint, path)
+        return found
 
     async def of(self, path: Path, hashed: Callable[[int], None]) -> str:
         """
@@ -112,6 +137,16 @@ def _record(path: Path, known: tuple[_Stamp, str]) -> None:
 def _stamp(path: Path) -> _Stamp:
     found = os.stat(path)
     return _Stamp(found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+def _fingerprint(path: Path) -> str:
+    with open(path, "rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        state = hashlib.sha256(b"fingerprint %d\n" % size)
+        for number in range(_SAMPLES):
+            file.seek(max(0, size - _SAMPLE) * number // (_SAMPLES - 1))
+            state.update(file.read(_SAMPLE))
+    return state.hexdigest()
 
 
 def _feed(reader: SourceReader, state: Any) -> int:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import quote
 
-import msgspec
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
@@ -24,10 +23,20 @@ from localai_dist.backoff import Backoff
 from localai_dist.ids import NodeId
 from localai_dist.mux.classes import TrafficClass
 from localai_dist.relay.body import read_beginning
-from localai_dist.staging.answers import Found, PutVerdict, ResumeAt, There, Verifying, judge_put, read_probe
+from localai_dist.staging.answers import (
+    Found,
+    PutVerdict,
+    ResumeAt,
+    There,
+    Verifying,
+    judge_put,
+    local_path,
+    read_probe,
+)
 from localai_dist.staging.digests import Digests
 from localai_dist.staging.errors import HoldExpired, NoSpace, UploadRefused
 from localai_dist.staging.hold_timer import HoldTimer
+from localai_dist.staging.identity import Identity
 from localai_dist.staging.piece import PieceBody
 from localai_dist.staging.plan import SourceFile, StagedFile, next_piece, total_size
 from localai_dist.staging.progress import Progress
@@ -37,10 +46,11 @@ from localai_dist.staging.transient import WAY_FAILURES, Later, passes
 from localai_dist.units import HOUR
 from localai_dist.wire.files import (
     CONTENT_RANGE,
-    CONTENT_SHA256,
     FILES_PATH,
+    FINGERPRINT,
     PIECE_BYTES,
     RESUME_INCOMPLETE,
+    TARGET_SHA256,
     ContentRange,
 )
 
@@ -92,10 +102,6 @@ class HoldLike(Protocol):
 
     def check(self) -> None:
         """Raise if the load is over."""
-
-
-class _Stored(msgspec.Struct):
-    local_path: str
 
 
 class Stager:
@@ -190,24 +196,18 @@ class Upload:
         self._progress = progress
         self._hold = hold
         self._path = FILES_PATH + quote(file.key)
-        self._sha256 = ""
+        self._names = Identity(stager.digests, file.path, hold.observe)
         self._sent = 0
         self._restarts = 0
 
     async def run(self) -> StagedFile:
         """Until the file is there; see ``Stager.stage`` for what it raises."""
-        await self._hash()
-        attempt = 0
-        while True:
-            self._hold.check()
-            before = self._sent
-            try:
-                return StagedFile(self._file, await self._once(), self._sent)
-            except WAY_FAILURES as error:
-                self._hold.check()
-                self._raise_unless_passing(error)
-            attempt = 1 if self._sent > before else attempt + 1
-            await self._pause(attempt)
+        self._progress.phase = "hashing"
+        try:
+            await self._names.recall()
+            return await self._attempts(await self._first_look())
+        finally:
+            self._names.close()
 
     async def once(self) -> StagedFile:
         """
@@ -216,27 +216,68 @@ class Upload:
         Raises:
             StagingError: as ``Stager.stage``; and whatever broke the way (``transient.WAY_FAILURES``).
         """
-        await self._hash()
         return StagedFile(self._file, await self._once(), self._sent)
 
-    async def _hash(self) -> None:
-        self._progress.phase = "hashing"
-        self._sha256 = await self._stager.digests.of(self._file.path, lambda _: self._hold.observe())
-
-    async def _once(self) -> str:
-        """The remote path, after as many pieces as it takes."""
+    async def _attempts(self, start: int | None) -> StagedFile:
+        attempt = 0
         while True:
-            found = await self._where()
-            if isinstance(found, There):
-                return found.path
-            if found.offset or self._sent:
-                self._tell("goes on", found.offset)
+            self._hold.check()
             before = self._sent
-            remote = await self._send_from(found.offset)
+            try:
+                return StagedFile(self._file, await self._once(start), self._sent)
+            except WAY_FAILURES as error:
+                self._hold.check()
+                self._raise_unless_passing(error)
+            start = None
+            attempt = 1 if self._sent > before else attempt + 1
+            await self._pause(attempt)
+
+    async def _first_look(self) -> int | None:
+        """
+        0 for a large file that has to be hashed and of which the worker has nothing, None to ask again with its hash.
+
+        Its pieces may go while it is hashed, if the worker knows how. What is there may be this very file, and that
+        needs no sending, so it is only compared.
+        """
+        if self._names.sha256 or self._file.size <= self._stager.piece:
+            return None
+        try:
+            response = await self._head()
+        except WAY_FAILURES as error:
+            self._hold.check()
+            self._raise_unless_passing(error)
+            return None
+        if response.code != 404:
+            return None
+        if FINGERPRINT.lower() in _headers(response):
+            await self._names.sample()
+            self._names.begin()
+        return 0
+
+    async def _once(self, start: int | None = None) -> str:
+        """The remote path, after as many pieces as it takes; from ``start`` if it is known where it stands."""
+        while True:
+            if start is None:
+                await self._hash()
+                found = await self._where()
+                if isinstance(found, There):
+                    return found.path
+                start = found.offset
+                if start or self._sent:
+                    self._tell("goes on", start)
+            before = self._sent
+            remote = await self._send_from(start)
             if remote is not None:
                 return remote
             if self._sent == before:
                 raise Later("the worker's answers about this file do not agree with each other")
+            start = None
+
+    async def _hash(self) -> None:
+        """Until the hash is found."""
+        if not self._names.sha256:
+            self._progress.phase = "hashing"
+            await self._names.settle()
 
     async def _where(self) -> There | ResumeAt:
         """Where the upload stands; waits while the worker verifies, as long as its count moves."""
@@ -253,25 +294,34 @@ class Upload:
         return found
 
     async def _probe(self) -> Found:
-        deadline = min(self._hold.deadline, self._stager.clock.seconds() + PROBE_TIMEOUT)
-        response = await self._request("HEAD", {}, None, TrafficClass.CONTROL, deadline)
+        response = await self._head()
         if judge_put(response.code, last=True) is PutVerdict.AGAIN:
             raise Later(f"the worker answered {response.code}")
         if response.code not in (200, 404):
             raise self._refused(response.code, "")
-        return read_probe(response.code, _headers(response), sha256=self._sha256, size=self._file.size)
+        headers, names = _headers(response), self._names
+        if headers.get(TARGET_SHA256.lower(), names.sha256) != names.sha256:
+            await names.sample()  # another frontend may have begun before it had the hash
+        size = self._file.size
+        return read_probe(response.code, headers, sha256=names.sha256, size=size, fingerprint=names.fingerprint)
+
+    async def _head(self) -> IResponse:
+        deadline = min(self._hold.deadline, self._stager.clock.seconds() + PROBE_TIMEOUT)
+        return await self._request("HEAD", {}, None, TrafficClass.CONTROL, deadline)
 
     async def _send_from(self, offset: int) -> str | None:
         """Send pieces from ``offset``: the remote path once the file is whole, None to ask where it stands."""
-        self._progress.phase = "sending"
         while True:
             range_ = next_piece(offset, self._file.size, self._stager.piece) if self._file.size else None
             last = range_ is None or range_.finishes
+            if last or self._names.is_ready or not self._names.fingerprint:
+                await self._hash()
+            self._progress.phase = "sending"
             status, text = await self._put(range_)
             match judge_put(status, last=last):
                 case PutVerdict.DONE:
                     self._hold.observe()
-                    return _local_path(text)
+                    return local_path(text)
                 case PutVerdict.NEXT:
                     assert range_ is not None
                     offset = range_.end + 1
@@ -281,6 +331,7 @@ class Upload:
                     self._restarts += 1
                     self._note(f"the worker threw away what it had ({status}): {text}")
                     offset, self._progress.in_file = 0, 0
+                    await self._hash()  # it may be this very file, by another frontend: by its hash it is kept
                 case PutVerdict.AGAIN:
                     raise Later(f"the worker answered {status}: {text}")
                 case _:
@@ -288,7 +339,7 @@ class Upload:
 
     async def _put(self, range_: ContentRange | None) -> tuple[int, str]:
         """Status and text of the answer to one piece (None: the whole, empty file)."""
-        headers = {CONTENT_SHA256: self._sha256}
+        headers = self._names.headers()
         if range_ is not None:
             headers[CONTENT_RANGE] = str(range_)
         start, length = (0, 0) if range_ is None else (range_.start, range_.length)
@@ -355,10 +406,3 @@ async def _text(response: IResponse) -> str:
 def _headers(response: IResponse) -> dict[str, str]:
     found = response.headers.getAllRawHeaders()
     return {name.decode("latin-1").lower(): values[-1].decode("latin-1") for name, values in found if values}
-
-
-def _local_path(text: str) -> str | None:
-    try:
-        return msgspec.json.decode(text, type=_Stored).local_path
-    except msgspec.DecodeError:
-        return None

@@ -13,7 +13,7 @@ Source: docs/wire/files.md; surface §5.6, internals §4b.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from localai_dist.errors import UserMistake
@@ -35,6 +35,9 @@ TARGET_SHA256 = "X-Target-SHA256"
 """What an unfinished file is to have."""
 TARGET_SIZE = "X-Target-Size"
 """Bytes an unfinished file is to have."""
+FINGERPRINT = "X-Fingerprint-SHA256"
+"""What earlier pieces said for the file's hash, which their sender had not found yet (request); that this worker knows
+the header (answer to a HEAD of what is not there)."""
 VERIFIED_BYTES = "X-Verified-Bytes"
 """How much of the file has been hashed so far, while that still runs: poll HEAD, it counts as progress."""
 CONTENT_RANGE = "Content-Range"
@@ -162,11 +165,13 @@ class PutRequest:
         range: None for a whole file in one go.
         sha256: what the finished file is to hash to, if the client said.
         content_length: bytes announced for the body, if announced.
+        fingerprint: what stood for ``sha256`` in earlier pieces, if the client said.
     """
 
     range: ContentRange | None = None
     sha256: str | None = None
     content_length: int | None = None
+    fingerprint: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,11 +184,20 @@ class WriteWhole:
 
 @dataclass(frozen=True, slots=True)
 class WritePiece:
-    """Write ``range`` at the end of what is there; ``fresh`` = first throw that away and record the target."""
+    """
+    Write ``range`` at the end of what is there.
+
+    Attributes:
+        range: what the piece carries.
+        target: what the file is to become.
+        fresh: first throw away what is there, and record the target.
+        renamed: the target was recorded under its fingerprint: record this one before anything is written.
+    """
 
     range: ContentRange
     target: Target
     fresh: bool
+    renamed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,9 +241,12 @@ def decide_put(stored: Stored, request: PutRequest) -> Decision:
     if request.sha256 is None:
         return BadPut(f"a PUT with Content-Range needs {CONTENT_SHA256}, the hash of the whole file")
     target = Target(request.sha256, request.range.total)
+    renamed = request.fingerprint is not None and stored.target == Target(request.fingerprint, target.total)
+    if renamed:
+        stored = replace(stored, target=target)
     if request.range.start == 0:
         return _first_piece(stored, request.range, target)
-    return _later_piece(stored, request.range, target)
+    return _later_piece(stored, request.range, target, renamed)
 
 
 def _first_piece(stored: Stored, range_: ContentRange, target: Target) -> Decision:
@@ -238,11 +255,11 @@ def _first_piece(stored: Stored, range_: ContentRange, target: Target) -> Decisi
     return WritePiece(range_, target, fresh=True)
 
 
-def _later_piece(stored: Stored, range_: ContentRange, target: Target) -> Decision:
+def _later_piece(stored: Stored, range_: ContentRange, target: Target, renamed: bool) -> Decision:
     if stored.target is not None and not stored.target.agrees(target):
         return StartOver(wipe=True)
     if stored.target is None and stored.size:
         return StartOver(wipe=False)
     if range_.start != stored.size:
         return WrongOffset(stored.size)
-    return WritePiece(range_, target, fresh=False)
+    return WritePiece(range_, target, fresh=False, renamed=renamed)

@@ -23,6 +23,7 @@ from localai_dist.wire.files import (
     CONTENT_RANGE,
     CONTENT_SHA256,
     FILE_SIZE,
+    FINGERPRINT,
     LOCAL_PATH,
     PIECE_BYTES,
     RESUME_INCOMPLETE,
@@ -117,7 +118,7 @@ class FilesResource(GuardedResource):
         except OSError as error:
             return _misfit(request, error)
         if isinstance(answer, Absent):
-            return refusal(request, 404, _NOT_FOUND)
+            return refusal(request, 404, _NOT_FOUND, headers=[(FINGERPRINT, "known")])
         for name, value in _head_headers(answer).items():
             request.setHeader(name, value)
         request.setHeader("Accept-Ranges", "bytes")
@@ -238,11 +239,13 @@ def _head_headers(answer: Whole | Partial | Verifying) -> dict[str, str]:
 def _put_request(request: StreamingRequest) -> PutRequest:
     range_ = header(request, CONTENT_RANGE)
     sha256 = header(request, CONTENT_SHA256)
+    fingerprint = header(request, FINGERPRINT)
     length = header(request, "content-length")
     return PutRequest(
         range=None if range_ is None else parse_content_range(range_),
         sha256=None if sha256 is None else parse_sha256(sha256),
         content_length=None if length is None else int(length),
+        fingerprint=None if fingerprint is None else parse_sha256(fingerprint),
     )
 
 

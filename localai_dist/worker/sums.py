@@ -67,8 +67,13 @@ def begin(path: Path, target: Target) -> None:
     """Throw away what is at ``path`` and start an empty file that is to become ``target``."""
     wipe(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    _write(_beside(path, TARGET_SUFFIX), f"{target.sha256}\n{target.total or ''}\n")
+    record(path, target)
     create(path)
+
+
+def record(path: Path, target: Target) -> None:
+    """Write down that what is at ``path`` is to become ``target``."""
+    _write(_beside(path, TARGET_SUFFIX), f"{target.sha256}\n{target.total or ''}\n")
 
 
 def create(path: Path) -> None:

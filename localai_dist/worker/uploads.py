@@ -199,6 +199,8 @@ class Uploads:
         if piece.fresh:
             await entry.restart()
             await self._offload(sums.begin, entry.path, piece.target)
+        elif piece.renamed:
+            await self._offload(sums.record, entry.path, piece.target)
         entry.catch_up()
         wanted = piece.range.length
         received = await self._write(entry, first, body, wanted, lambda: entry.wanted)

@@ -145,9 +145,10 @@ def test_an_interrupted_gigabyte_goes_on_where_it_was(depot: Cluster) -> None:
     assert ask_model(depot, 1, "gigabyte") == ANSWER
     assert (there.stat().st_size, there.stat().st_ino) == (size, cut.st_ino)
     assert sha256(there) == digest
-    # Over both transfers together every byte was written once, and what was there was not read a second time.
+    # Over both transfers together every byte was written once; what was there was read for its hash only, which the
+    # first frontend may not have lived to find.
     assert size <= moved(worker.pid)[1] - written < size + LITTLE
-    assert moved(other.pid)[0] - reading < size - cut.st_size + LITTLE
+    assert moved(other.pid)[0] - reading < size + size - cut.st_size + LITTLE
 
 
 def is_open(worker: Worker, file: Path) -> bool:

@@ -24,6 +24,7 @@ from localai_dist.wire.files import (
     CONTENT_SHA256,
     FILE_SIZE,
     FILES_PATH,
+    FINGERPRINT,
     LOCAL_PATH,
     TARGET_SHA256,
     VERIFIED_BYTES,
@@ -101,6 +102,8 @@ class FileServer:
         refusals: answers given to coming requests instead of serving them.
         requests: (method, content range) of what came.
         corrupt: flips the first byte of so many coming bodies.
+        old: whether it knows no fingerprints.
+        names: what each PUT said the file is: its hash and its fingerprint.
     """
 
     def __init__(self) -> None:
@@ -110,6 +113,8 @@ class FileServer:
         self.requests: list[tuple[str, str]] = []
         self.classes: set[TrafficClass] = set()
         self.corrupt = 0
+        self.old = False
+        self.names: list[tuple[str, str]] = []
         self.received = 0
 
     async def request(
@@ -142,7 +147,7 @@ class FileServer:
             self._settle(key, kept.target.sha256)  # every byte came, its answer was lost: the hash decides
             kept = self.files.get(key)
         if kept is None:
-            return Answer(404)
+            return Answer(404, {} if self.old else {FINGERPRINT: "known"})
         headers = {FILE_SIZE: str(len(kept.data)), LOCAL_PATH: f"/worker/{key}"}
         if kept.verified is not None:
             headers[VERIFIED_BYTES] = str(kept.verified)
@@ -157,7 +162,9 @@ class FileServer:
         stored = Stored() if kept is None else Stored(len(kept.data), True, kept.target, kept.sha256)
         wanted = parse_content_range(headers[CONTENT_RANGE]) if CONTENT_RANGE in headers else None
         length = int(body.length)  # type: ignore[call-overload]
-        decision = decide_put(stored, PutRequest(wanted, headers[CONTENT_SHA256], length))
+        mark = None if self.old else headers.get(FINGERPRINT)
+        self.names.append((headers[CONTENT_SHA256], mark or ""))
+        decision = decide_put(stored, PutRequest(wanted, headers[CONTENT_SHA256], length, mark))
         match decision:
             case AlreadyWhole():
                 return self._staged(key)
@@ -170,9 +177,10 @@ class FileServer:
             case WriteWhole(sha256):
                 await self._take(self.files.setdefault(key, Kept()), body)
                 return self._settle(key, sha256 or "")
-            case WritePiece(range_, target, fresh):
+            case WritePiece(range_, target, fresh, _):
                 if fresh:
-                    self.files[key] = Kept(target=target)
+                    self.files[key] = Kept()
+                self.files[key].target = target
                 await self._take(self.files[key], body)
                 return self._settle(key, target.sha256) if range_.finishes else Answer(308)
             case _:

@@ -14,6 +14,7 @@ from localai_dist.ids import NodeId
 from localai_dist.mux.classes import TrafficClass
 from localai_dist.reach import NoRoute, PeerUnreachable, Reconnecting, Refused, Unreached
 from localai_dist.staging import piece
+from localai_dist.staging.digests import Digests
 from localai_dist.staging.errors import HoldExpired, SourceChanged, UploadRefused
 from localai_dist.staging.hold_timer import HoldTimer
 from localai_dist.staging.piece import PieceBody
@@ -327,6 +328,130 @@ class UploadTests(UploadCase):
         self.staged(file)
         self.assert_on_node(file)
         self.assertEqual(self.server.received, 2048)
+
+
+class Hashing:
+    """``InThread`` whose hashing goes on only when it is told to."""
+
+    def __init__(self) -> None:
+        self.held: list[tuple[Deferred[None], Any, tuple[Any, ...]]] = []
+
+    def __call__(self, call: Any, *arguments: Any) -> Deferred[Any]:
+        if call.__name__ != "_feed":
+            return at_once(call, *arguments)
+        turn: Deferred[None] = Deferred()
+        self.held.append((turn, call, arguments))
+        return turn.addCallback(lambda _: call(*arguments))
+
+    def go_on(self) -> None:
+        """Until it is over."""
+        while self.held:
+            self.held.pop(0)[0].callback(None)
+
+
+class UnhashedTests(UploadCase):
+    """A file nobody has hashed yet."""
+
+    SHA256 = hashlib.sha256(CONTENT).hexdigest()
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.hashing = Hashing()
+        self.stager.in_thread = self.hashing
+        self.stager.digests = Digests(self.hashing)
+
+    def test_pieces_go_while_it_is_hashed(self) -> None:
+        """
+        A large file is sent while it is hashed; the last piece waits for the hash, and that decides (LOAD-10, LOAD-16).
+        """
+        file = self.source()
+        done = self.stage(file)
+        mark = self.server.names[0][0]
+        self.assertEqual(self.server.names, [(mark, "")] * 4)
+        self.assertNotEqual(mark, self.SHA256)
+        self.assertNoResult(done)
+        self.hashing.go_on()
+        self.assertEqual(self.successResultOf(done)[0].sent, 2048)
+        self.assertEqual(self.server.names[4:], [(self.SHA256, mark)])
+        self.assert_on_node(file)
+
+    def test_a_hash_found_meanwhile_is_told_with_the_next_piece(self) -> None:
+        """
+        From the first piece after it is found the worker has the hash, so that it can verify by itself after a crash.
+        """
+        self.stager.in_thread, self.stager.digests = at_once, Digests(at_once)
+        self.staged(self.source())
+        self.assertEqual({sha256 for sha256, _ in self.server.names}, {self.SHA256})
+        self.assertNotIn("", {mark for _, mark in self.server.names})
+
+    def test_hashing_beside_is_no_progress(self) -> None:
+        """
+        While pieces are sent only what the node takes keeps the load alive, not how far the hashing is (LOAD-3).
+        """
+        self.server.cuts = [None, 100]  # the way breaks, and is broken for a while
+        done = self.stage(self.source())
+        observed = self.hold.observed
+        self.hashing.go_on()
+        self.assertEqual(self.hold.observed, observed)
+        self.clock.advance(60)
+        self.successResultOf(done)
+
+    def test_another_frontend_goes_on(self) -> None:
+        """
+        What one frontend began before it had the hash another one goes on from (LOAD-6, LOAD-11).
+        """
+        file = self.source()
+        self.server.cuts = [None, None, 123]
+        self.stage(file)
+        received = self.server.received
+        self.assertEqual(received, 1123)
+        other = Stager(self.server, self.folder, clock=self.clock, in_thread=at_once, chance=lambda: 1.0, piece=500)
+        done = Deferred.fromCoroutine(other.stage(NODE, [file], Progress(), CountingHold()))
+        self.assertEqual(self.successResultOf(done)[0].sent, 2048 - received)
+        self.assert_on_node(file)
+
+    def test_what_is_there_is_not_sent(self) -> None:
+        """
+        A file that is there already moves no byte though its hash has to be found first.
+        """
+        file = self.source()
+        self.server.files[file.key] = Kept(bytearray(CONTENT), None, self.SHA256)
+        done = self.stage(file)
+        self.hashing.go_on()
+        self.assertEqual(self.successResultOf(done)[0].sent, 0)
+
+    def test_a_worker_of_before(self) -> None:
+        """
+        A worker that does not know how is sent nothing before the hash is found.
+        """
+        self.server.old = True
+        file = self.source()
+        done = self.stage(file)
+        self.assertEqual(self.server.names, [])
+        self.hashing.go_on()
+        self.successResultOf(done)
+        self.assertEqual(self.server.names, [(self.SHA256, "")] * 5)
+
+    def test_a_source_that_can_no_longer_be_hashed(self) -> None:
+        """
+        A file that changes while it is hashed and sent ends the load with its name.
+        """
+        file = self.source()
+        done = self.stage(file)
+        file.path.write_bytes(CONTENT + b"more")
+        self.hashing.go_on()
+        self.assertIn("m.gguf", str(self.failureResultOf(done, SourceChanged).value))
+
+    def test_content_of_the_same_fingerprint(self) -> None:
+        """
+        Bytes of another file that looks like ours by its fingerprint are found out by the hash and sent anew (LOAD-16).
+        """
+        self.server.corrupt = 1
+        file = self.source()
+        done = self.stage(file)
+        self.hashing.go_on()
+        self.successResultOf(done)
+        self.assert_on_node(file)
 
 
 class PieceTests(UploadCase):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
@@ -102,6 +104,20 @@ class DecidePutTests(SynchronousTestCase):
         self.check(self.other_partial, at_40, StartOver(wipe=True))
         self.check(self.other_size, at_40, StartOver(wipe=True))
         self.check(self.all_there, at_40, WrongOffset(100))
+
+    def test_a_file_begun_under_its_fingerprint(self) -> None:
+        """
+        Pieces sent before the hash was found are gone on from once it is; another file's or total's are not (LOAD-10).
+        """
+        at_40, target = piece(40, 99), Target(OURS, 100)
+        found = replace(at_40, fingerprint=OTHER)
+        go_on = WritePiece(at_40.range, target, fresh=False)  # type: ignore[arg-type]
+        self.check(self.other_partial, found, replace(go_on, renamed=True))
+        self.check(self.partial, found, go_on)
+        self.check(self.other_partial, replace(piece(50, 99), fingerprint=OTHER), WrongOffset(40))
+        self.check(self.other_partial, replace(piece(0, 49), fingerprint=OTHER), WrongOffset(40))
+        self.check(Stored(40, True, Target(OTHER, 200)), found, StartOver(wipe=True))
+        self.check(Stored(40, True, Target("c" * 64, 100)), found, StartOver(wipe=True))
 
     def test_a_finished_file_is_never_wiped_by_a_resume(self) -> None:
         """A resume over a finished file of another hash is told to start again, and the file stays until then."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from twisted.internet.defer import Deferred, gatherResults
@@ -26,11 +26,13 @@ class Put:
     Attributes:
         range: the header's value, or None.
         sha256: the header's value, or None.
+        fingerprint: the header's value, or None.
     """
 
     range: str | None
     sha256: str | None
     body: bytes
+    fingerprint: str | None = None
 
 
 def piece(start: int, end: int = TOTAL, *, of: bytes = OURS, sha: bytes | None = None, total: int = TOTAL) -> Put:
@@ -86,6 +88,23 @@ LIES: list[tuple[str, list[Put], Put, int, str | bytes]] = [
             "",
         )
     ),
+    ("a wrong fingerprint", PART, replace(piece(HALF, sha=OTHER), fingerprint=digest(b"")), 409, WIPED),
+    (
+        "the fingerprint of another total",
+        PART,
+        replace(piece(HALF, total=TOTAL + 1), fingerprint=digest(OURS)),
+        409,
+        WIPED,
+    ),
+    ("a fingerprint that is none", PART, replace(piece(HALF), fingerprint="none"), 400, KEPT),
+    (
+        "another file over ours by the fingerprint",
+        PART,
+        replace(piece(HALF, of=OTHER), fingerprint=digest(OURS)),
+        400,
+        WIPED,
+    ),
+    ("a fingerprint for the hash", NOTHING, piece(0, sha=b"a fingerprint"), 400, WIPED),
     ("ours again over ours", WHOLE, piece(0), 200, KEPT),
     ("the rest of ours over ours", WHOLE, piece(HALF), 200, KEPT),
     ("a piece of another over ours", WHOLE, piece(HALF, of=OTHER), 409, KEPT),
@@ -100,7 +119,8 @@ class LiesTests(ServerCase):
     timeout = 60
 
     async def put(self, put: Put) -> tuple[int, dict[str, str], bytes]:
-        headers = {"X_Content_SHA256": put.sha256, "Content_Range": put.range}
+        names = ("X_Content_SHA256", "Content_Range", "X_Fingerprint_SHA256")
+        headers = dict(zip(names, (put.sha256, put.range, put.fingerprint), strict=True))
         return await self.ask(
             "PUT", PATH, put.body, **{name: text for name, text in headers.items() if text is not None}
         )

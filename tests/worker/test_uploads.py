@@ -115,7 +115,7 @@ class UploadCase(SynchronousTestCase):
         """PUT ``data``, the piece of ``total`` that begins at ``start``; the body may be shorter (``sent``)."""
         sent = body.pop("sent", data)
         range_ = ContentRange(start, start + len(data) - 1, len(total))
-        request = PutRequest(range_, body.pop("sha256", digest(total)), len(data))
+        request = PutRequest(range_, body.pop("sha256", digest(total)), len(data), body.pop("fingerprint", None))
         return self.start(self.uploads.put(self.path, request, FakeBody(sent, **body)))
 
     def head(self) -> Any:
@@ -137,6 +137,21 @@ class PieceTests(UploadCase):
         self.assertEqual(self.path.read_bytes(), whole)
         self.assertEqual(self.head(), Whole(len(whole), self.path, digest(whole)))
         self.assertEqual(self.beside(), ["file.gguf", "file.gguf.sha256"])
+
+    def test_begun_under_a_fingerprint(self) -> None:
+        """
+        A file begun before its hash was known ends under its hash, and after a crash it is checked by that (LOAD-11).
+        """
+        whole, mark = payload(3 * MiB), digest(b"fingerprint")
+        self.assertEqual(self.put(whole[:MiB], 0, whole, sha256=mark), Incomplete(MiB))
+        self.assertEqual(self.head(), Partial(MiB, self.path, Target(mark, len(whole))))
+        again = self.put(whole[MiB : 2 * MiB], MiB, whole, fingerprint=mark)
+        self.assertEqual(again, Incomplete(2 * MiB))
+        self.assertEqual(self.head(), Partial(2 * MiB, self.path, Target(digest(whole), len(whole))))
+        with self.path.open("ab") as file:
+            file.write(whole[2 * MiB :])
+        self.restart()
+        self.assertEqual(self.head(), Whole(len(whole), self.path, digest(whole)))
 
     def test_no_second_pass(self) -> None:
         """A file that arrives in one go is hashed as it arrives and never read again."""
