@@ -87,29 +87,32 @@ def respond(request: StreamingRequest, work: Coroutine[Any, Any, bytes], *, canc
         request.finish()
 
     def failed(failure: Failure) -> None:
-        if request.gone and failure.check(CancelledError, ConnectionClosed):
-            _log.info(
-                "the client of {method} {path} left: {why}",
-                method=request.method.decode("latin-1"),
-                path=request.path.decode("latin-1"),
-                why=_words(failure),
-            )
-            return
-        full = isinstance(failure.value, OSError) and failure.value.errno == errno.ENOSPC
-        if full:  # nothing of ours is at fault
-            _log.error("{path} was not taken: {why}", path=request.path.decode("latin-1"), why=_words(failure))
-        else:
-            _log.failure("answering {method} {path} failed", failure, method=request.method, path=request.path)
+        _tell(request, failure)
         if request.startedWriting and not request.gone:
             request.loseConnection()
         if request.gone or request.startedWriting:
             return
-        status = 507 if full else 500
+        status = 507 if _is_full_disk(failure) else 500
         done(json_error(request, status, "worker_error", _words(failure), "server_error"))
 
     working.addCallbacks(done, failed)
     working.addErrback(lambda failure: _log.failure("an answer could not be sent", failure))
     return NOT_DONE_YET
+
+
+def _tell(request: StreamingRequest, failure: Failure) -> None:
+    """Into the log: a client that left and a full disk in a line, what is our fault with its traceback."""
+    method, path = request.method.decode("latin-1"), request.path.decode("latin-1")
+    if request.gone and failure.check(CancelledError, ConnectionClosed):
+        _log.info("the client of {method} {path} left: {why}", method=method, path=path, why=_words(failure))
+    elif _is_full_disk(failure):
+        _log.error("{path} was not taken: {why}", path=path, why=_words(failure))
+    else:
+        _log.failure("answering {method} {path} failed", failure, method=method, path=path)
+
+
+def _is_full_disk(failure: Failure) -> bool:
+    return isinstance(failure.value, OSError) and failure.value.errno == errno.ENOSPC
 
 
 def rest_of_path(request: StreamingRequest, errors: str = "replace") -> str:

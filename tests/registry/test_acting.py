@@ -24,11 +24,13 @@ CALLERS = {
     "instances.deregister": {"registry.membership.Membership._leave"},
     "ownership.release": {"tunnel.held.HeldTunnels._release"},
     "table.claim": {"loads.service.Loads._claim"},
+    "table.claim_lacking": {"loads.service.Loads._last_resort"},
     "table.claim_cancelled": {"loads.lookout.Lookout._finish_cancelled"},
     "table.close_cancelled": {"loads.cancel.clear_away"},
     "table.drop": {"loads.service.Loads._run"},
     "table.finish": {"loads.job.LoadJob._finish"},
     "table.mark": {"loads.retire.Retirement._mark_old"},
+    "table.mark_unserved": {"loads.retire.Retirement._mark_unserved"},
     "table.sweep": {"loads.lookout.Lookout._sweep"},
     "replicas.set_state": {"loads.room._drain"},
 }
