@@ -98,12 +98,16 @@ class Load:
 
     Attributes:
         troubles: what went wrong, one line a request.
+        asked: how many requests were made.
+        lasted: for how long they were made (s).
         answered, streamed: whole answers, and how many of them were streamed.
         texts: every distinct answer.
     """
 
     def __init__(self, url: str, key: str, models: list[str], *, rate: float) -> None:
         self.troubles: list[str] = []
+        self.asked = 0
+        self.lasted = 0.0
         self.answered = 0
         self.streamed = 0
         self.texts: set[str] = set()
@@ -124,15 +128,20 @@ class Load:
 
     def __exit__(self, *error: object) -> None:
         """Ask no more; every answer under way is waited for."""
+        self.lasted = time.monotonic() - self._began
         self._over.set()
         self._pace.join(10)
         self._pool.shutdown()
 
+    @property
+    def steady(self) -> bool:
+        """Whether requests were made at the rate that was wanted, and each was answered."""
+        return self.asked >= 0.9 * self._rate * self.lasted and self.answered == self.asked
+
     def _run(self) -> None:
-        number = 0
-        while not self._over.wait(max(0.0, self._began + number / self._rate - time.monotonic())):
-            self._pool.submit(self._one, number)
-            number += 1
+        while not self._over.wait(max(0.0, self._began + self.asked / self._rate - time.monotonic())):
+            self._pool.submit(self._one, self.asked)
+            self.asked += 1
 
     def _one(self, number: int) -> None:
         model, streamed = self._models[number // 2 % len(self._models)], number % 2 == 0

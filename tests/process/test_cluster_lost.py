@@ -56,7 +56,7 @@ def listing(fleet: Fleet, frontend: int, name: str) -> tuple[str, str]:
 def test_a_killed_worker_is_offline_and_nothing_else(fleet: Fleet) -> None:
     """
     Killed, it is offline on both frontends within the stale time, a tick and 5 s, and once it was not healthy it is
-    never healthy in between; started again it is healthy on both (CLUS-26).
+    never healthy in between; started again it is healthy on both, and killed again it is offline again (CLUS-26).
     """
     cluster = fleet.cluster
     with Watch(lambda: listing(fleet, 0, "worker-1")[0]) as one, Watch(lambda: listing(fleet, 1, "worker-1")[0]) as two:
@@ -74,6 +74,9 @@ def test_a_killed_worker_is_offline_and_nothing_else(fleet: Fleet) -> None:
     for frontend in (0, 1):
         until("healthy again", lambda at=frontend: listing(fleet, at, "worker-1")[0] == "healthy", HOMED_WITHIN)
         assert fleet.asked(frontend, "on-1") == (200, ANSWER)
+    cluster.workers[1].kill()
+    for frontend in (0, 1):
+        until("offline again", lambda at=frontend: listing(fleet, at, "worker-1")[0] == "offline", STALE + TICK + 5)
 
 
 def test_an_agent_worker_departs_by_the_same_rule(fleet: Fleet) -> None:
