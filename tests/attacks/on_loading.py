@@ -51,7 +51,7 @@ ATTACKS: tuple[Attack, ...] = (
         reddens=("tests.staging.test_upload.UploadTests.test_one_file_may_take_longer_than_the_base",),
         leaves_green=(
             "tests.staging.test_upload.UploadTests.test_a_new_file_arrives_whole_in_pieces",
-            "tests.staging.test_upload.UploadTests.test_silence_ends_it",
+            "tests.staging.test_upload.UploadTests.test_the_workers_hashing_is_waited_for",
         ),
     ),
     Attack(
