@@ -208,19 +208,10 @@ def make_backend_worker(
     """
     offload = ThreadOffload(reactor)
     logs = LogStore()
-    areas = Areas(
-        models=config.models_path,
-        data=config.data_path / "files" / "data",
-        staging=config.data_path / "files" / "staging",
-    )
+    areas = _areas(config)
     supervisor = Supervisor(
         reactor=reactor,
-        installer=Installer(
-            config.backends_path,
-            galleries=parse_galleries(config.backend_galleries),
-            capabilities=config.capabilities,
-            now=_now,
-        ),
+        installer=_installer(config),
         ports=PortTable(config.ports),
         connect=connect or grpc_connect(reactor),
         environment=_scrubber(os.environ if environment is None else environment, _secrets_of(config)),
@@ -264,6 +255,16 @@ def grpc_connect(reactor: Any) -> Connect:
         )
 
     return connect
+
+
+def _areas(config: BackendWorkerConfig) -> Areas:
+    files = config.data_path / "files"
+    return Areas(models=config.models_path, data=files / "data", staging=files / "staging")
+
+
+def _installer(config: BackendWorkerConfig) -> Installer:
+    galleries = parse_galleries(config.backend_galleries)
+    return Installer(config.backends_path, galleries=galleries, capabilities=config.capabilities, now=_now)
 
 
 def _file_resources(

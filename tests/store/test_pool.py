@@ -184,6 +184,17 @@ class PoolTests(SynchronousTestCase):
         self.assertEqual(idle.answer(), "select 1")
         self.stopped()
 
+    def test_connections_take_turns(self) -> None:
+        """Statements go to the connection that was idle for longest, so that a busy pool needs no beat (BR-105)."""
+        self.started()
+        for _ in range(10):
+            self.clock.advance(2)
+            asked = self.ask("mine")
+            [used] = [connection for connection in self.makes.made if connection.busy]  # no beat is under way
+            self.assertEqual(used.answer(), "mine")
+            self.successResultOf(asked)
+        self.stopped()
+
     def test_stopping_while_opening_leaves_nothing(self) -> None:
         """A pool stopped before it was open goes away without a trace."""
         stopping = Deferred.fromCoroutine(self.pool.stop())
