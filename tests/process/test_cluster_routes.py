@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from localai_dist.testing.waiting import until
+from localai_dist.testing.web import ask
 from tests.process.fleet import HOMED_WITHIN, ROUTE, Fleet, Watch, fleet_of
 from tests.process.load import ANSWER, said, whole
 from tests.process.scripted import add_model, admin, chat, reported
@@ -107,10 +108,16 @@ def test_the_owner_is_killed(fleet: Fleet) -> None:
 
 def test_both_tunnels_blocked_while_heartbeats_pass(fleet: Fleet) -> None:
     """
-    Workers whose dials a gateway refuses while registration and heartbeats pass: every request is refused as no route,
-    at once, and nothing is demoted or reaped; one way opened, exactly that worker serves (CLUS-19, BR-001).
+    Workers whose dials a gateway refuses while registration and heartbeats pass: every request, of a model that has a
+    replica there or not, streamed or not, is refused as no route, at once, and so are an operator's; nothing is demoted
+    or reaped; one way opened, exactly that worker serves (CLUS-19, BR-001).
     """
     cluster = fleet.cluster
+    loaded = []
+    for worker in (0, 1):
+        assert fleet.asked(0, f"on-{worker}") == (200, ANSWER)
+        [row] = fleet.rows("select address, config_revision from node_models where model_name = %s", f"on-{worker}")
+        loaded.append(row)
     for index, worker in enumerate(cluster.workers):
         worker.kill()
         admin(cluster, f"/api/nodes/{worker.node_id}", "DELETE")
@@ -126,27 +133,53 @@ def test_both_tunnels_blocked_while_heartbeats_pass(fleet: Fleet) -> None:
         admin(cluster, f"/api/nodes/{node}/labels", "PATCH", {f"for-{name}": "yes", f"for-on-{worker}": "yes"})
         selector = {"model_name": name, "node_selector": {f"for-{name}": "yes"}}
         admin(cluster, "/api/nodes/scheduling", "POST", selector)
+        # As if it were loaded still: a row that must stay as long as nobody could ask the node about it.
+        fleet.rows(
+            "insert into node_models (node_id, model_name, backend_token, backend_type, state, address,"
+            " config_revision) values (%s, %s, 'x', 'test-backend', 'loaded', %s, %s)",
+            node,
+            f"on-{worker}",
+            *loaded[worker],
+        )
+    kept = fleet.replicas()
+    assert len(kept) == 2
     beats = "select count(*) from backend_nodes where last_heartbeat > now() - interval '3 s'"
     tried = [fleet.ways[key].heads.get(ROUTE, 0) for key in sorted(fleet.ways)]
-    with Watch(lambda: [fleet.statuses(frontend) for frontend in cluster.frontends]) as statuses:
-        began = time.monotonic()
+    both = Watch(lambda: [fleet.statuses(frontend) for frontend in cluster.frontends])
+    with both as statuses, Watch(fleet.replicas) as replicas:
         for frontend in (0, 1):
             for worker in (0, 1):
-                reply = chat(cluster, cluster.frontends[frontend], f"anew-{worker}")
-                assert (reply.status, reply.json()["error"]["code"]) == (503, "no_route"), reply.text
-                assert "no route" in reply.text
-        assert time.monotonic() - began < 4 * (ROUTE_WAIT + 1)
+                _no_route(fleet, frontend, worker)
         until("another dial on each way", lambda: _more(fleet, tried), 40)
         for frontend in cluster.frontends:
             tunnels = [node["tunnel"]["state"] for node in cluster.nodes(frontend).values()]
             assert tunnels == ["never_dialled", "never_dialled"]
         assert fleet.rows(beats) == [(2,)]
     assert statuses.seen == [[["healthy", "healthy"], ["healthy", "healthy"]]]
+    assert replicas.seen == [kept]
     fleet.ways[0, 0].unblock(ROUTE)
     cluster.wait_for("the tunnel of worker 0", cluster.workers[0].is_ready, HOMED_WITHIN)
     for frontend in (0, 1):
+        # Asked at last, the node says that this process is not there: its row goes, and the model is loaded.
+        assert fleet.asked(frontend, "on-0") == (200, ANSWER)
         assert fleet.asked(frontend, "anew-0") == (200, ANSWER)
         assert fleet.asked(frontend, "anew-1") == (503, "no_route")
+    assert {row for row in kept if row[0] == "on-1"} <= fleet.replicas()
+
+
+def _no_route(fleet: Fleet, frontend: int, worker: int) -> None:
+    """Whatever is asked of a worker without a tunnel is refused with that reason, no later than the route wait."""
+    cluster, node = fleet.cluster, fleet.cluster.workers[worker].node_id
+    at = cluster.frontends[frontend]
+    for model in (f"anew-{worker}", f"on-{worker}"):
+        for stream in (False, True):
+            began = time.monotonic()
+            reply = chat(cluster, at, model, stream=stream)
+            assert (reply.status, reply.json()["error"]["code"]) == (503, "no_route"), reply.text
+            assert "no route" in reply.text
+            assert time.monotonic() - began < ROUTE_WAIT + 1
+    listed = ask(f"{at.url}/api/nodes/{node}/backends", key=cluster.secrets.api_key, timeout=30)
+    assert (listed.status, listed.json()["error"]["code"]) == (503, "no_route"), listed.text
 
 
 def _more(fleet: Fleet, than: list[int]) -> bool:
