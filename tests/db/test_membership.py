@@ -347,19 +347,67 @@ class SkewTests(ClusterCase):
     def test_no_decision_reads_this_machines_wall_clock(self) -> None:
         """Nothing that decides about nodes, tunnels or loads asks the machine what time it is (CLUS-4, BR-048)."""
         deciding = ("registry", "tunnel", "relay", "health", "loads", "serving", "scheduler", "bus", "store", "roles")
-        wall = {("time", "time"), ("datetime", "now"), ("datetime", "utcnow"), ("datetime", "today")}
         allowed = {"localai_dist.roles.stager"}  # an object store's signature carries the date
         found, looked = [], 0
         for path, tree in sources():
             if path.parts[-2] not in deciding:
                 continue
             looked += 1
-            for node in ast.walk(tree):
-                match node:
-                    case ast.Call(func=ast.Attribute(attr=attr, value=ast.Name(id=name))) if (name, attr) in wall:
-                        found.append(module_of(path))
+            if wall_clocks(tree):
+                found.append(module_of(path))
         self.assertEqual(set(found) - allowed, set())
         self.assertGreater(looked, 60)
+
+    def test_every_way_to_read_it_is_seen(self) -> None:
+        """However a module imports the wall clock, called or handed on, it is found out (CLUS-4)."""
+        for text in (
+            "import time\nx = time.time()",
+            "import time as t\nf(t.time)",
+            "from time import time as now\nx = now()",
+            "import time\nx = time.time_ns()",
+            "import datetime\nx = datetime.datetime.now(tz)",
+            "import datetime as d\nx = d.date.today()",
+            "from datetime import UTC, datetime\nx = datetime.now(UTC)",
+            "from datetime import datetime as d\nclock = d.utcnow",
+        ):
+            self.assertEqual(len(wall_clocks(ast.parse(text))), 1, text)
+        for text in ("import time\nx = time.monotonic()", "x = clock.time()", "from datetime import timedelta"):
+            self.assertEqual(wall_clocks(ast.parse(text)), [], text)
+
+
+WALL_CLOCKS = {
+    *(
+        "time.time",
+        "time.time_ns",
+        "time.localtime",
+        "time.gmtime",
+        "time.ctime",
+        "time.strftime",
+        "time.clock_gettime",
+    ),
+    *("datetime.datetime.now", "datetime.datetime.utcnow", "datetime.datetime.today", "datetime.date.today"),
+}
+
+
+def wall_clocks(tree: ast.AST) -> list[str]:
+    """What of the machine's wall clock a module names, by full names, whatever it calls it."""
+    meant: dict[str, str] = {}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names):
+                meant |= {each.asname or each.name: each.name for each in names}
+            case ast.ImportFrom(module=str(module), names=names):
+                meant |= {each.asname or each.name: f"{module}.{each.name}" for each in names}
+
+    def full(node: ast.AST) -> str:
+        match node:
+            case ast.Name(id=name):
+                return meant.get(name, "")
+            case ast.Attribute(attr=attr, value=value):
+                return f"{full(value)}.{attr}"
+        return ""
+
+    return [full(node) for node in ast.walk(tree) if full(node) in WALL_CLOCKS]
 
 
 class _Skewed:
