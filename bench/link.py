@@ -35,8 +35,9 @@ def pass_on(source: socket.socket, sink: socket.socket, rate: float, delay: floa
     free = time.perf_counter()
     while True:
         piece = source.recv(PIECE)
-        free = max(free, time.perf_counter() - CATCH_UP) + len(piece) / rate
-        due.put((free + delay, piece))
+        now = time.perf_counter()
+        free = max(free, now - CATCH_UP) + len(piece) / rate
+        due.put((max(free, now) + delay, piece))
         if not piece:
             return
         wait = free - time.perf_counter()

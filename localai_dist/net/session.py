@@ -326,8 +326,6 @@ class MuxSession:
             self._pumping = False
         if self._carrier.flush():
             self._held = 0
-            if self.core.has_something:
-                self.schedule()
         if self._closed is None and self.core.flooded:
             self.abort(SessionDead("the peer makes us answer it and does not read"))
         if self._measure_call is None and self._closed is None and self.core.bulk_under_way:

@@ -16,19 +16,20 @@ from twisted.internet.error import ConnectionDone, ConnectionLost
 from twisted.internet.interfaces import IAddress, IDelayedCall, IReactorTime, ISSLTransport
 from twisted.python.failure import Failure
 
+from localai_dist.mux.pacing import LIMIT_MIN
 from localai_dist.net.carrier import CarrierUser
 from localai_dist.net.errors import DialRefused
 from localai_dist.net.sockets import tune, widen
 from localai_dist.net.websocket_frames import MESSAGE_MAX, FramedWire
-from localai_dist.units import KiB
 
 CLOSE_WAIT: Final = 5.0
 """The peer has this long (s) to answer a close; then the connection is dropped."""
 
 CLOSE_UNSUPPORTED: Final = 1003
 
-AT_ONCE: Final = 16 * KiB
-"""So much is offered to the kernel without waiting for the reactor; more is a transfer, which has to take turns."""
+AT_ONCE: Final = LIMIT_MIN
+"""So much is offered to the kernel without waiting for the reactor. A session may always hand over as much, so nothing
+was held back behind it that only ``carrier_drained`` would fetch."""
 
 WEBSOCKET_OPTIONS: Final = {
     "maxFramePayloadSize": MESSAGE_MAX,

@@ -210,7 +210,7 @@ class AtOnceTests(CarrierCase):
         self.assertGreater(len(self.transport.value()), 32 * KiB)
 
     def test_what_waits_after_it(self) -> None:
-        """What the limit held back behind a little that left at once follows in the next turns, without being asked."""
+        """Nothing is left behind what left at once: where the limit held something back, all went through the queue."""
         self.session.core.sender.limit.arriving(1.0)  # as little as it may be
         stream = self.successResultOf(self.session.open(TrafficClass.BULK))
         self.receive(frame(BINARY, encode(FrameType.WINDOW_UPDATE, Flag.ACK, stream.id, 0)))
