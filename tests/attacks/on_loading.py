@@ -245,4 +245,15 @@ ATTACKS: tuple[Attack, ...] = (
         ),
         leaves_green=("tests.db.test_matrix.PlaceTests.test_retirement_mark",),
     ),
+    Attack(
+        name="what-filled-the-disk-stays-there",
+        file="localai_dist/loads/job.py",
+        old="        if place is not None and cramped:\n",
+        new="        if place is None and cramped:\n",
+        reddens=(
+            "tests.loads.test_service.ColdLoadTests.test_a_full_disk_is_one_clear_failure",
+            "tests/process/test_full_disk.py::test_a_disk_that_fills_up_fails_one_load_once",
+        ),
+        leaves_green=("tests.loads.test_service.ColdLoadTests.test_a_full_disk_harms_no_other_model",),
+    ),
 )
