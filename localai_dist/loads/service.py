@@ -203,6 +203,12 @@ class Loads:
             flight.nudge()
         self._lookout.wake()
 
+    def look_all_now(self) -> None:
+        """Any load may have left its frontend unheard: everybody who waits here looks at once."""
+        for flight in list(self._flights.values()):
+            flight.nudge()
+        self._lookout.wake()
+
     def models_changed(self) -> None:
         """The models of this frontend changed: a load that runs here and whose model is gone is cancelled."""
         for name, job in list(self._jobs.items()):

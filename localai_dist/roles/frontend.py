@@ -166,6 +166,7 @@ class _Graph:
             identities=self.identities,
             forwarder=self.forwarder,
             look_at_load=self.loads.look_now,
+            look_at_loads=self.loads.look_all_now,
         )
 
     async def _still_theirs(self, credentials: Mapping[NodeId, str]) -> Collection[NodeId]:

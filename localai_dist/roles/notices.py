@@ -50,6 +50,7 @@ class Notices:
         identities: ends held tunnels that are nobody's any more.
         forwarder: believes who holds the others.
         look_at_load: has whoever waits for a model, or may load it, look at its job now.
+        look_at_loads: the same for every model.
     """
 
     def __init__(
@@ -60,18 +61,20 @@ class Notices:
         identities: IdentityWatch,
         forwarder: Forwarder,
         look_at_load: Callable[[str], None],
+        look_at_loads: Callable[[], None],
     ) -> None:
         self._publisher = publisher
         self._subscriber = subscriber
         self._identities = identities
         self._forwarder = forwarder
         self._look_at_load = look_at_load
+        self._look_at_loads = look_at_loads
 
     async def subscribe(self) -> None:
         """Listen; raises ``StoreError``."""
         await self._subscriber.subscribe(IDENTITY, self._heard_identity, self._identities.check)
         await self._subscriber.subscribe(CLAIMED, self._heard_claimed, self._forwarder.forget_all)
-        await self._subscriber.subscribe(LOAD_ENDED, self._heard_load_ended)
+        await self._subscriber.subscribe(LOAD_ENDED, self._heard_load_ended, self._look_at_loads)
 
     def identity_changed(self, node: NodeId) -> None:
         """This frontend approved or removed ``node``: its tunnel ends, here at once and elsewhere when they hear it."""

@@ -391,4 +391,33 @@ ATTACKS: tuple[Attack, ...] = (
         reddens=("tests.db.test_departure.DepartureTests.test_a_departed_node_is_forgotten",),
         leaves_green=("tests.health.test_departure",),
     ),
+    Attack(
+        name="waiters-not-told-that-an-end-may-have-been-missed",
+        file="localai_dist/roles/notices.py",
+        old="(LOAD_ENDED, self._heard_load_ended, self._look_at_loads)",
+        new="(LOAD_ENDED, self._heard_load_ended)",
+        reddens=("tests.db.test_notices.NoticesTests.test_waiters_look_again_when_they_may_have_missed_the_end",),
+        leaves_green=("tests.db.test_notices.NoticesTests.test_waiters_elsewhere_wake_when_a_load_ends",),
+    ),
+    Attack(
+        name="health-checking-stops-at-an-offline-node",
+        file="localai_dist/health/monitor.py",
+        old="            nodes = await self._nodes.all()\n",
+        new="            nodes = await self._nodes.all()\n"
+        '            if any(node.status == "offline" for node in nodes):\n                self._tick.stop()\n',
+        reddens=("tests/process/test_cluster_lost.py::test_a_killed_worker_is_offline_and_nothing_else",),
+        leaves_green=("tests/process/test_cluster_lost.py::test_a_frozen_worker",),
+    ),
+    Attack(
+        name="a-node-that-never-dialled-is-reaped",
+        file="localai_dist/reach.py",
+        old='    """Whether the row of the replica that was asked may be deleted (and only that row)."""\n',
+        new='    """Whether the row of the replica that was asked may be deleted (and only that row)."""\n'
+        "    if isinstance(outcome, NoRoute):\n        return True\n",
+        reddens=(
+            "tests/process/test_cluster_routes.py::test_both_tunnels_blocked_while_heartbeats_pass",
+            "tests.db.test_matrix.OutcomeTests.test_reaping",
+        ),
+        leaves_green=("tests/process/test_cluster_routes.py::test_every_worker_is_served_from_every_frontend",),
+    ),
 )

@@ -58,6 +58,7 @@ class Frontend:
             identities=self.identities,
             forwarder=self.forwarder,
             look_at_load=self.loads.look_now,
+            look_at_loads=self.loads.look_all_now,
         )
         self.loads.on_ended = self.notices.load_ended
 
@@ -155,10 +156,7 @@ class NoticesTests(BusFrontendCase):
         tunnel = await two.hold(node.node.id, node.token)
         two.believes(NodeId("n"), "one")
         await one.nodes.remove(node.node.id)
-        await self.pool_.fetch(
-            "select pg_terminate_backend(pid) from pg_stat_activity where application_name = %(name)s",
-            {"name": two.bus.name},
-        )
+        await self.deafen(two)
         await until(lambda: tunnel.closed_here, "its tunnel ends", within=10.0)
         self.assertEqual(two.forwarder._owners, {})
 
@@ -190,15 +188,39 @@ class NoticesTests(BusFrontendCase):
     async def test_waiters_elsewhere_wake_when_a_load_ends(self) -> None:
         """A request that waits for a load of another frontend wakes when it ends, long before its next look."""
         one, two = await self.begin()
+        first, second = await self.load_and_wait(one, two)
+        self.workers.gates["load"].callback(None)
+        self.assertEqual((await first).address, (await second).address)
+        self.assertEqual(self.workers.steps.count("load"), 1)
+
+    async def test_waiters_look_again_when_they_may_have_missed_the_end(self) -> None:
+        """The end of a load was said while nobody heard it: told so, whoever waits looks at once (CLUS-15)."""
+        one, two = await self.begin()
+        first, second = await self.load_and_wait(one, two)
+        one.loads.on_ended = lambda model: None
+        self.workers.gates["load"].callback(None)
+        loaded = await first
+        self.assertFalse(second.called)
+        await self.deafen(two)
+        await until(lambda: second.called, "the waiter looks", within=10.0)
+        self.assertEqual((await second).address, loaded.address)
+
+    async def deafen(self, frontend: Frontend) -> None:
+        """End its LISTEN connection; it makes another one, and is told that it may have missed something."""
+        await self.pool_.fetch(
+            "select pg_terminate_backend(pid) from pg_stat_activity where application_name = %(name)s",
+            {"name": frontend.bus.name},
+        )
+
+    async def load_and_wait(self, one: Frontend, two: Frontend) -> tuple[Deferred[Any], Deferred[Any]]:
+        """A load that runs at one frontend until its gate opens, and a request at the other that waits for it."""
         node = await self.register(one.nodes, "a")
         await one.hold(node.node.id, node.token)
-        gate = self.workers.gates["load"] = Deferred()
+        self.workers.gates["load"] = Deferred()
         first = Deferred.fromCoroutine(one.loads.ensure(make_model(), wait=None))
         await until(lambda: "load" in self.workers.steps, "the load runs")
         second = Deferred.fromCoroutine(two.loads.ensure(make_model(), wait=None))
         await until(
             lambda: getattr(two.loads._flights.get("tiny"), "_pausing", None) is not None, "the other one waits"
         )
-        gate.callback(None)
-        self.assertEqual((await first).address, (await second).address)
-        self.assertEqual(self.workers.steps.count("load"), 1)
+        return first, second
