@@ -8,7 +8,8 @@ import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from datetime import UTC, datetime
 from urllib.parse import urlsplit
 
 import pytest
@@ -26,6 +27,20 @@ PEER = "/api/cluster/peer"
 STALE = 6.0
 TICK = 1.0
 LATER = "99.0.0"
+SKEW = """
+import datetime, time
+
+real, real_ns = time.time, time.time_ns
+time.time = lambda: real() + {seconds}
+time.time_ns = lambda: real_ns() + int({seconds} * 1e9)
+
+class Skewed(datetime.datetime):
+    @classmethod
+    def now(cls, tz=None):
+        return super().now(tz) + datetime.timedelta(seconds={seconds})
+
+datetime.datetime = Skewed
+"""
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +50,7 @@ def ready() -> Iterator[Fleet]:
         "LOCALAI_NODE_STALE_AFTER": f"{STALE}s",
         "LOCALAI_HEALTH_INTERVAL": f"{TICK}s",
         "LOCALAI_INSTANCE_LIVE_WINDOW": "4s",
+        "LOCALAI_WORKER_RECONNECT_GRACE": "60s",
         "LOCALAI_ROUTE_WAIT": "500ms",
     }
     models = {
@@ -148,9 +164,21 @@ def test_doors_refuse_another_release(fleet: Fleet) -> None:
 @contextmanager
 def of_release(fleet: Fleet, child: Child, release: str) -> Iterator[None]:
     """Let a daemon say that it is of another release; it is restarted before and after."""
-    folder = fleet.cluster.state.root / f"release-{child.name}"
+    with altered(fleet, child, f"import localai_dist\nlocalai_dist.__version__ = {release!r}\n"):
+        yield
+
+
+def off_by(fleet: Fleet, child: Child, seconds: float) -> AbstractContextManager[None]:
+    """Let the wall clock of a daemon be wrong by so much; it is restarted before and after."""
+    return altered(fleet, child, SKEW.format(seconds=seconds))
+
+
+@contextmanager
+def altered(fleet: Fleet, child: Child, text: str) -> Iterator[None]:
+    """Let a daemon run ``text`` when its Python starts; it is restarted before and after."""
+    folder = fleet.cluster.state.root / f"altered-{child.name}"
     folder.mkdir(exist_ok=True)
-    (folder / "sitecustomize.py").write_text(f"import localai_dist\nlocalai_dist.__version__ = {release!r}\n")
+    (folder / "sitecustomize.py").write_text(text)
     kept = child.env["PYTHONPATH"]
     child.env["PYTHONPATH"] = os.pathsep.join([str(folder), kept])
     try:
@@ -185,6 +213,38 @@ def test_a_worker_of_another_release(fleet: Fleet) -> None:
         assert fleet.rows("select id, name from backend_nodes order by 1") == nodes
     until("the worker ready", worker.is_ready, HOMED_WITHIN)
     everything_answers(fleet)
+
+
+def test_frontends_of_another_release(fleet: Fleet) -> None:
+    """
+    Both frontends upgraded past their workers: those keep trying and are told so, their models are `reconnecting`,
+    nothing is reaped; with the right release again everything answers without being loaded anew (CLUS-28, BR-041).
+    """
+    cluster = fleet.cluster
+    everything_answers(fleet)
+    loads = [len(reported(cluster.state.root / f"on-{worker}.events", "load")) for worker in (0, 1)]
+    replicas = fleet.replicas()
+    with Watch(fleet.replicas) as seen:
+        with of_release(fleet, cluster.frontends[0], LATER), of_release(fleet, cluster.frontends[1], LATER):
+            for frontend in cluster.frontends:
+                until("the other release ready", frontend.is_ready, 40)
+            tried = {way: proxy.heads.get(ROUTE, 0) for way, proxy in fleet.ways.items()}
+            for way, before in tried.items():
+                until(
+                    "another dial", lambda it=way, most=before: fleet.ways[it].heads.get(ROUTE, 0) > most, HOMED_WITHIN
+                )
+            for number, frontend in enumerate(cluster.frontends):
+                # Both were away at once, for longer than a worker may be silent.
+                until("heartbeats", lambda it=frontend: fleet.statuses(it) == ["healthy", "healthy"], 20)
+                assert fleet.asked(number, "on-0") == (503, "worker_reconnecting")
+        for frontend in cluster.frontends:
+            until("the frontend ready", frontend.is_ready, 40)
+        for number, worker in enumerate(cluster.workers):
+            until("the worker ready", worker.is_ready, HOMED_WITHIN)
+            until("its home", lambda it=number: fleet.home(it) is not None, HOMED_WITHIN)
+        everything_answers(fleet)
+    assert seen.seen == [replicas]
+    assert [len(reported(cluster.state.root / f"on-{worker}.events", "load")) for worker in (0, 1)] == loads
 
 
 def test_a_frontend_of_another_release(fleet: Fleet) -> None:
@@ -250,8 +310,24 @@ def _asked(fleet: Fleet, frontend: int, stream: bool, times: int) -> Iterator[so
 def test_a_killed_worker_within_the_grace(fleet: Fleet) -> None:
     """
     With a grace longer than the staleness, as by default: straight from healthy to offline on both frontends, in time;
-    its replicas stay, and back it is healthy (CLUS-26).
+    its replicas stay, and back it is healthy. All of that with one frontend's clock five minutes ahead and the worker's
+    five minutes behind, which changes nothing (CLUS-26, CLUS-4, BR-048).
     """
+    cluster = fleet.cluster
+    with off_by(fleet, cluster.frontends[0], 300), off_by(fleet, cluster.workers[1], -300):
+        fleet.settle()
+        assert ahead(cluster.frontends[0]) > 240 and ahead(cluster.workers[1]) < -240
+        killed_within_the_grace(fleet)
+
+
+def ahead(child: Child) -> float:
+    """By how much the clock by which a daemon dates its newest log line is ahead of ours (s)."""
+    said = datetime.fromisoformat(child.log.read_text().splitlines()[-1].split()[0])
+    return (said - datetime.now(UTC)).total_seconds()
+
+
+def killed_within_the_grace(fleet: Fleet) -> None:
+    """Worker 1 is killed and comes back."""
     cluster = fleet.cluster
     everything_answers(fleet)
     replicas = fleet.replicas()
