@@ -10,7 +10,8 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import psycopg2
 
@@ -57,11 +58,13 @@ def run() -> list[Row]:
             messages = _measured("bus", cluster.database.url)
             time.sleep(SETTLE)
             none = _cost(cluster, 0)
+            without = _resident(cluster.frontends[1].pid)
             with _flock(cluster) as flock:
                 few = _grown(cluster, flock, FEW)
                 many = _grown(cluster, flock, MANY)
                 back = _orphaned(cluster)
-    return [*_bus_rows(messages), *_fleet_rows(none, few, many), back]
+                everybody = _everybody(cluster, without)
+    return [*_bus_rows(messages), *_fleet_rows(none, few, many), back, everybody]
 
 
 def _bus_rows(messages: list[float]) -> list[Row]:
@@ -219,6 +222,22 @@ def _orphaned(cluster: Cluster) -> Row:
         took = time.monotonic() - began
     what = f"a frontend killed: all of its {MANY // 2} workers have a tunnel at the other one after"
     return at_most("BR-103", what, took, "s", 90.0)
+
+
+def _everybody(cluster: Cluster, without: float) -> Row:
+    """What the survivor, which holds every tunnel now, has in memory; ``without`` any it had so much (MiB)."""
+    time.sleep(SETTLE)
+    resident = _resident(cluster.frontends[1].pid)
+    if _held(cluster) != MANY:
+        raise RuntimeError("tunnels were lost while their frontend was looked at")
+    row = at_most("MUX-21", f"a frontend that holds {MANY} idle tunnels: resident", round(resident, 1), "MiB", 300)
+    return replace(row, peer=f"without any {without:.0f} MiB")
+
+
+def _resident(pid: int | None) -> float:
+    """Resident memory of a process (MiB)."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("VmRSS:")).split()[1]) / 1024
 
 
 @contextmanager
