@@ -192,11 +192,21 @@ class LoadJob:
                 hold.check()
                 gone, retry = _is_process_gone(error.outcome), may_retry(error.outcome)
                 fresh += gone or retry is Retry.ONCE_FRESH
+                if fresh > _FRESH_TRIES and self._state is JobState.LOADING:
+                    raise self._backend_lost(place, error) from error
                 if (retry is Retry.NEVER and not gone) or fresh > _FRESH_TRIES:
                     raise
                 self.progress.trouble = str(error)
             attempt += 1
             await self._pause(RETRY.delay(attempt, 1.0))
+
+    def _backend_lost(self, place: Placement, error: Unreached) -> LoadFailed:
+        """Each process that the worker started for this model was lost while it loaded it."""
+        return LoadFailed(
+            f"{self._model.name} on node {place.node_name}: its backend was lost while it loaded the model, "
+            f"{_FRESH_TRIES + 1} times in a row; the worker's log tells how it ended, often for want of memory "
+            f"(last: {error})"
+        )
 
     async def _fence(self, hold: HoldTimer, state: JobState, place: Placement) -> None:
         self._state, self._place = state, place

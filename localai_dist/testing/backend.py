@@ -16,7 +16,7 @@ reply_bytes    says this many bytes instead, in pieces of ``piece_bytes`` (defau
 dim            size of its embeddings (default 4)
 error_at       aborts with INTERNAL and the text of ``error`` at this token (from 1)
 die_at         the process ends at this token (from 1)
-load           ``ok``, ``fail``, ``hang``;  load_delay: seconds a load takes
+load           ``ok``, ``fail``, ``hang``, ``die``;  load_delay: seconds a load takes
 free           ``ok``, ``fail``, ``hang``
 health         ``ok``, or anything else for a wrong answer
 sigterm        ``obey``, ``ignore``

@@ -90,6 +90,8 @@ class TestBackend(stubs.BackendServicer):
         time.sleep(self.script.number("load_delay"))
         if self.script.text("load", "ok") == "hang":
             threading.Event().wait()
+        if self.script.text("load", "ok") == "die":
+            os.kill(os.getpid(), signal.SIGKILL)  # as the kernel does when memory is short
         if self.script.text("load", "ok") == "fail":
             return pb.Result(success=False, message="the script says: no load")
         self.loaded = request.Model

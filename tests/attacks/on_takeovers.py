@@ -1,4 +1,4 @@
-"""Attacks on what is told of a load, and on what a frontend may do that has lost one."""
+"""Attacks on what is told of a load, on what a lost or failed one leaves, and on a worker that starts anew."""
 
 from tests.attacks.attack import Attack
 
@@ -35,5 +35,21 @@ ATTACKS: tuple[Attack, ...] = (
         ),
         reddens=(f"{_FILE}test_a_frozen_frontend_that_wakes_does_nothing",),
         leaves_green=(f"{_FILE}test_a_load_stays_told_when_its_frontend_dies",),
+    ),
+    Attack(
+        name="a-failed-load-leaves-its-process",
+        file="localai_dist/loads/job.py",
+        old="        await self._stop_started()\n        try:\n",
+        new="        try:\n",
+        reddens=("tests/process/test_failed_loads.py::test_failed_loads_leave_nothing[1]",),
+        leaves_green=("tests.loads.test_service.ColdLoadTests.test_a_cold_load",),
+    ),
+    Attack(
+        name="a-backend-that-ended-with-its-worker-ends-the-load",
+        file="localai_dist/loads/job.py",
+        old="    return isinstance(outcome, Answered) and outcome.answer is Answer.BACKEND_UNAVAILABLE\n",
+        new="    return False\n",
+        reddens=("tests.loads.test_worker_restart.WorkerRestartTests.test_the_backend_is_started_again",),
+        leaves_green=("tests.loads.test_service.BrokenWayTests",),
     ),
 )

@@ -476,7 +476,7 @@ class BrokenWayTests(LoadsCase):
         self.workers.errors["load"] = list(lost)
         request = self.ensure(self.one)
         self.clock.pump([1.0] * 30)
-        self.assertIsInstance(self.outcome_of(request), NotServed)
+        self.failureResultOf(request, LoadFailed)
         self.assertEqual(self.workers.steps.count("load"), 4)
 
     def test_a_verb_past_its_budget_ends_it(self) -> None:
