@@ -203,6 +203,7 @@ class FrontendService(Service):
         parts.catalog.stopService()
         await parts.bus.stop()
         await parts.pool.stop()
+        parts.received.close()
         self.log.info("frontend {id} left the cluster", id=self._settings.instance_id)
 
 

@@ -8,6 +8,7 @@ What a killed frontend left is swept at the next start.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import secrets
 import shutil
@@ -44,6 +45,7 @@ class ReceivedFiles:
     def __init__(self, folder: Path, *, in_thread: InThread) -> None:
         self._folder = folder
         self._in_thread = in_thread
+        self._lock: int | None = None
 
     def new(self, suffix: str) -> ReceivedFile:
         """
@@ -60,7 +62,34 @@ class ReceivedFiles:
         return ReceivedFile(own / f"{secrets.token_hex(4)}{suffix}", in_thread=self._in_thread)
 
     def sweep(self) -> int:
-        """Remove what an earlier run left, following no link; how many. Blocking, before the first request."""
+        """
+        Remove what an earlier run left, following no link; how many. Blocking, before the first request.
+
+        Nothing is removed while another process uses the folder: two frontends that were given one by mistake.
+        """
+        lock = self._take_lock()
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return self._remove_all()
+        except BlockingIOError:
+            return 0
+        finally:
+            fcntl.flock(lock, fcntl.LOCK_SH)
+
+    def close(self) -> None:
+        """The folder is another one's to sweep."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def _take_lock(self) -> int:
+        """Beside the folder, shared by all who use it: the kernel takes it from a process that was killed."""
+        if self._lock is None:
+            self._folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock = os.open(self._folder.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
+        return self._lock
+
+    def _remove_all(self) -> int:
         if self._folder.is_symlink() or not self._folder.is_dir():
             return 0
         found = list(os.scandir(self._folder))

@@ -39,6 +39,7 @@ class ReceivedTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.folder = Path(self.mktemp()).absolute() / "received"
         self.files = ReceivedFiles(self.folder, in_thread=maybeDeferred)
+        self.addCleanup(self.files.close)
 
     def left(self) -> list[str]:
         return [str(path) for path in self.folder.rglob("*")]
@@ -124,3 +125,19 @@ class ReceivedTests(SynchronousTestCase):
         self.folder.symlink_to(outside)
         self.assertEqual(self.files.sweep(), 0)
         self.assertTrue((outside / "deep" / "precious").exists())
+
+    def test_another_frontends_files_are_left_alone(self) -> None:
+        """
+        Of two frontends that were given one folder by mistake neither sweeps the other's files; one that is gone has
+        none (LOAD-23).
+        """
+        self.files.sweep()
+        file = self.files.new(".wav")
+        self.done(file.close())
+        other = ReceivedFiles(self.folder, in_thread=maybeDeferred)
+        self.addCleanup(other.close)
+        self.assertEqual(other.sweep(), 0)
+        self.assertTrue(file.path.exists())
+        self.files.close()  # as the kernel does it for a killed one
+        self.assertEqual(other.sweep(), 1)
+        self.assertEqual(self.left(), [])
