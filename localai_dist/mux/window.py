@@ -24,15 +24,13 @@ SPEC_WINDOW: Final = 256 * KiB
 CREDIT_GRAIN: Final = 32 * KiB
 """Credit is granted in pieces of at least this size; finer costs frames, coarser blinds the sender's delay cap."""
 
-CREDIT_TIME: Final = 0.002
+CREDIT_TIME: Final = 0.001
 """A grant waits for no more bytes than arrive in this time (s)."""
 
-CREDIT_SHARE: Final = 8
+CREDIT_SHARE: Final = 16
 """Nor for more than this part of the window, so that the sender never runs dry for want of a grant."""
 
-CREDIT_GRAIN_MAX: Final = 512 * KiB
-"""Nor for more than this."""
-
+CREDIT_GRAIN_MAX: Final = 256 * KiB
 RATE_SPAN: Final = 0.01
 """A stream's rate is measured over at least this time (s)."""
 

@@ -55,12 +55,12 @@ class ReceiveWindowTests(SynchronousTestCase):
         self.window.received(512 * KiB)
 
     def test_fast_streams_are_credited_in_larger_pieces(self) -> None:
-        """Of a fast stream with a large window a grant is worth two milliseconds of its rate, never half the window."""
+        """Of a fast stream with a large window a grant is worth a millisecond of its rate, never the whole window."""
         window = ReceiveWindow(WindowPool(16 * MiB), 16 * MiB)
         window.grow(4 * MiB)
         window.take_grant()
         now = 0.0
-        for rate, grain in ((12e6, CREDIT_GRAIN), (100e6, 200_000), (2e9, 512 * KiB), (12e6, CREDIT_GRAIN)):
+        for rate, grain in ((12e6, CREDIT_GRAIN), (100e6, 100_000), (2e9, 256 * KiB), (12e6, CREDIT_GRAIN)):
             until = now + 0.03
             while now < until:
                 now += 20 * KiB / rate
