@@ -17,7 +17,7 @@ from localai_dist.testing.waiting import until
 from localai_dist.testing.web import ask
 from localai_dist.units import MiB
 from tests.process.kit import open_chat, open_folder, quick_plan, rows, running
-from tests.process.scripted import SERVED_WITHIN, chat, reported, serves, write_model
+from tests.process.scripted import SERVED_WITHIN, add_model, chat, reported, serves, write_model
 from tests.process.test_loading import (
     IN_FLIGHT,
     TAKE_OVER,
@@ -180,3 +180,22 @@ def test_a_frozen_frontend_that_wakes_does_nothing(fleet: Cluster, wakes: str) -
         fleet.database.url, "select moved, outcome from model_load_endings where model_name = %s", name
     )
     assert outcome == "loaded" and moved <= SIZE - row["bytes_sent"] + IN_FLIGHT
+
+
+@pytest.mark.slow
+def test_a_stream_is_never_silent_for_long(fleet: Cluster) -> None:
+    """
+    A streamed request of a model that takes 25 s to load: headers at once, never 15 s without a byte, then the answer,
+    so that no proxy in between takes it for dead (LOAD-8, BR-020).
+    """
+    add_model(fleet, "long", "test:load_delay=25", "test:answer=at last")
+    got = b""
+    with open_chat(fleet, fleet.frontends[0], "long") as connection:
+        connection.settimeout(15)  # of each wait for a byte
+        while b"data: [DONE]" not in got:
+            more = connection.recv(65536)
+            assert more, got
+            got += more
+    assert got.startswith(b"HTTP/1.1 200") and b"text/event-stream" in got
+    assert got.count(b": waiting\n\n") >= 2
+    assert b'"at"' in got.partition(b": waiting\n\n")[2]
