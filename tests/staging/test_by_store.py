@@ -306,8 +306,9 @@ class ByStoreTests(StoreCase):
         self.patch(object_files, "ANSWER_WITHIN", 0.0)
         while (await self.verbs.call(NODE, wire.FILES_ENSURE, request)).received < MiB:
             pass
+        [running] = self.worker_objects()._fetches.values()
         reply = await self.verbs.call(NODE, MODEL_DELETE, ModelNameRequest("tiny"))
-        self.assertEqual((reply.success, self.worker_objects()._fetches), (True, {}))
+        self.assertEqual((reply.success, running._over, self.worker_objects()._fetches), (True, True, {}))
         self.assertFalse(self.partial.parent.exists())
         self.heal()
         self.patch(object_files, "ANSWER_WITHIN", 2.0)
