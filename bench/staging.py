@@ -13,12 +13,14 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPConnection
+from pathlib import Path
 from statistics import median
 from typing import Any
 from urllib.parse import urlsplit
@@ -28,7 +30,7 @@ from localai_dist.testing.cluster import Cluster, Plan
 from localai_dist.testing.faults import FaultProxy, Faults
 from localai_dist.testing.waiting import until
 from localai_dist.testing.web import ask
-from localai_dist.units import GiB
+from localai_dist.units import GiB, MiB
 from tests.process.fleet import asking
 from tests.process.kit import open_folder, running
 from tests.process.scripted import galleries, pin, write_model
@@ -108,6 +110,8 @@ def _daemons() -> Iterator[tuple[Cluster, FaultProxy]]:
 def _rates(cluster: Cluster) -> list[Row]:
     worker = cluster.workers[0]
     raw = [_raw()]
+    disk = _disk(worker.models_dir)
+    _read_once(cluster.state.models / "big.bin")
     cold = _load(cluster, "big")
     _unload(cluster, "big")
     skipped = _load(cluster, "big")
@@ -121,6 +125,7 @@ def _rates(cluster: Cluster) -> list[Row]:
     peer = f"a bare tunnel of the same run carries {bare:.0f} MB/s"
     near, far = (median(one.cpu[end] for one in warm) / BIG * GiB for end in (0, 1))
     bare_cpu = median(cpu for _, cpu in raw)
+    ends = f"a bare tunnel costs both ends together {bare_cpu:.2f} s/GiB, writing and flushing alone {disk[1]:.2f}"
     return [
         _at_least("staging of 4 GiB, hash of the source known, share of the bare tunnel's rate", rate, bare, 80),
         _at_least("staging of 4 GiB, nothing known, share of the bare tunnel's rate", cold.rate, bare, 55),
@@ -132,8 +137,9 @@ def _rates(cluster: Cluster) -> list[Row]:
             "processor time of the worker, which hashes and writes",
             round(far, 2),
             "s/GiB",
-            peer=f"a bare tunnel costs both ends together {bare_cpu:.2f} s/GiB",
+            peer=ends,
         ),
+        Row("LOAD-21", "writing and flushing 4 GiB to the worker's disk, nothing else", round(disk[0], 1), "MB/s"),
         at_most("LOAD-21", "loading a model whose 4 GiB are there already, the whole request", skipped.whole, "s", 4.0),
     ]
 
@@ -151,6 +157,26 @@ def _raw() -> tuple[float, float]:
     )
     rate, cost = json.loads(said.stdout)
     return rate, cost
+
+
+def _disk(folder: Path) -> tuple[float, float]:
+    """Rate at which 4 GiB are written below ``folder`` and flushed (million bytes a second), and its s/GiB."""
+    folder.mkdir(parents=True, exist_ok=True)
+    block = os.urandom(MiB)
+    before, began = time.process_time(), time.perf_counter()
+    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+        for _ in range(BIG // MiB):
+            file.write(block)
+        os.fsync(file.fileno())
+        seconds, cost = time.perf_counter() - began, time.process_time() - before
+    return BIG / seconds / 1e6, cost / BIG * GiB
+
+
+def _read_once(file: Path) -> None:
+    """Have ``file`` in memory, as one that was just downloaded is: a disk is not what is measured."""
+    with file.open("rb", buffering=0) as opened:
+        while opened.read(MiB):
+            pass
 
 
 def _load(cluster: Cluster, model: str) -> Staged:

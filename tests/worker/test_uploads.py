@@ -153,6 +153,14 @@ class PieceTests(UploadCase):
         self.restart()
         self.assertEqual(self.head(), Whole(len(whole), self.path, digest(whole)))
 
+    def test_its_way_to_the_disk_begins_at_once(self) -> None:
+        """The disk begins with each 16 MiB as they are complete, so that the last flush of a large file is short."""
+        begun: list[tuple[int, int]] = []
+        self.patch(os, "posix_fadvise", lambda _, start, length, advice: begun.append((start, length)))
+        whole = payload(40 * MiB)
+        self.assertEqual(self.put(whole, 0, whole), Staged(self.path))
+        self.assertEqual(begun, [(0, 16 * MiB), (16 * MiB, 16 * MiB)])
+
     def test_no_second_pass(self) -> None:
         """A file that arrives in one go is hashed as it arrives and never read again."""
         reads: list[int] = []
