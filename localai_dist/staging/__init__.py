@@ -17,4 +17,6 @@ Reading order (the first three are pure)::
                               ▲           ├─ verifying: ask again
                               │           └─ PUT pieces from the offset ─▶ 200 remote path
                               └── the way broke: pause, ask again, go on from what is there
+
+A large file that nobody has hashed, of which the worker has nothing, is hashed while its pieces go (decision 0009).
 """
