@@ -31,7 +31,7 @@ ROOM = "48MiB"
 """What a worker lets requests' files have: one of ``SIZE``, not two."""
 RESENT = 8 * 2**20
 """Bytes that one cut may cost."""
-BOUND = 30.0
+BOUND = 60.0
 """For a fact that follows within a moment on an idle machine (s)."""
 HOUR = 3600.0
 
