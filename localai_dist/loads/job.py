@@ -224,7 +224,8 @@ class LoadJob:
         try:
             await self._written(hold, lambda: self._tools.table.finish(self._claim, loaded, measured))
         except StatementFailed as error:
-            raise LoadFailed(f"{self._model.name} is loaded, but its node was removed meanwhile: {error}") from error
+            why = "its node was removed meanwhile" if error.refers_to_nothing else "the database did not take its row"
+            raise LoadFailed(f"{self._model.name} is loaded, but {why}: {error}") from error
         self.log.info("{model} is loaded on node {node}", model=self._model.name, node=loaded.node)
 
     async def _written(self, hold: HoldTimer, write: Callable[[], Awaitable[bool]]) -> None:

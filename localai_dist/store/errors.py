@@ -39,6 +39,11 @@ class StatementFailed(StoreError):
         super().__init__(text)
         self.sqlstate = sqlstate
 
+    @property
+    def refers_to_nothing(self) -> bool:
+        """Whether a row was to refer to one that is not there."""
+        return self.sqlstate == _FOREIGN_KEY
+
 
 class NewerSchema(StoreError):
     """
@@ -76,6 +81,7 @@ class Fault:
     lost: bool
 
 
+_FOREIGN_KEY = "23503"  # foreign_key_violation
 _TOO_SLOW = {"57014", "55P03"}  # query_canceled (statement_timeout), lock_not_available
 _AGAIN = {"40001", "40P01"}  # serialization_failure, deadlock_detected
 _GOING = {"57P01", "57P02", "57P03", "57P05", "25006", "25P03"}  # shutdown, idle timeouts, read-only standby
