@@ -94,6 +94,12 @@ class Fleet:
             nodes = [node for node in nodes if node.id == need.prefer] or nodes
         return choose(nodes, selector, replicas, ties, need)
 
+    async def connected(self) -> list[NodeId]:
+        """The approved nodes whose tunnels are up; raises ``StoreError``."""
+        nodes = {node.id for node in await self.nodes.all() if node.approved and node.left_at is None}
+        ties = await self._ties(nodes)
+        return sorted(node for node in nodes if ties.get(node) is Tie.CONNECTED)
+
     async def forget_departed(self, model: str) -> None:
         """
         Forget the copies of a model that is about to be loaded elsewhere because their nodes departed (BR-015).

@@ -23,6 +23,7 @@ from localai_dist.loads.fleet import Fleet, NodesLike, PresenceLike, ReplicasLik
 from localai_dist.loads.flight import Flight, WaitOver
 from localai_dist.loads.job import LoadJob
 from localai_dist.loads.lack import Resort
+from localai_dist.loads.leftovers import Leftovers
 from localai_dist.loads.lookout import Lookout
 from localai_dist.loads.retire import Retirement, RetirementTable
 from localai_dist.loads.rows import Claim, JobRow, PoolLike
@@ -107,6 +108,7 @@ class Loads:
         self._lookout = Lookout(self._tools, find_model=find_model, busy=self._driven, adopt=self._adopt)
         retired = retirement_table or RetirementTable(pool, instance, settings.live_window)
         self._retirement = Retirement(self._tools, find_model, self._is_gone, retired)
+        self._leftovers = Leftovers(self._tools, self._is_gone)
         self._stopping = False
         self.on_ended: Callable[[str], None] = lambda model: None
         """Told the model of each load that ran here, when it ended or was offered: the other frontends may look."""
@@ -121,6 +123,7 @@ class Loads:
         self._stopping = True
         self._lookout.stop()
         self._retirement.stop()
+        self._leftovers.stop()
         courses = [flight.course for flight in self._flights.values() if flight.course is not None]
         for course in courses:
             course.cancel()
@@ -209,8 +212,15 @@ class Loads:
             flight.nudge()
         self._lookout.wake()
 
-    def models_changed(self) -> None:
-        """The models of this frontend changed: a load that runs here and whose model is gone is cancelled."""
+    def models_changed(self, gone: Collection[str] = ()) -> None:
+        """
+        The models of this frontend changed: a load that runs here and whose model is gone is cancelled.
+
+        Args:
+            gone: those that were there before; what their failed loads left on workers is removed.
+        """
+        if not self._stopping:
+            self._leftovers.deleted(gone)
         for name, job in list(self._jobs.items()):
             if job.was_served and self._find_model(name) is None and self._is_gone(name):
                 cancelling = Deferred.fromCoroutine(self.cancel(name, "its model file was removed"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -97,7 +97,7 @@ class CatalogWatch(Service):
         in_thread: runs a function off the reactor's thread (``deferToThreadPool`` with its first two arguments given).
 
     Attributes:
-        on_change: called after the models changed.
+        on_change: called after the models changed, with the names of those that are gone, broken ones too.
         failures: looks that came to nothing, since the start.
     """
 
@@ -112,7 +112,7 @@ class CatalogWatch(Service):
         self._trouble = ""
         self._seen = False
         self.failures = 0
-        self.on_change: Callable[[], None] = lambda: None
+        self.on_change: Callable[[Collection[str]], None] = lambda gone: None
         self._loop = LoopingCall(self._again)
         self._loop.clock = clock
 
@@ -184,4 +184,5 @@ class CatalogWatch(Service):
                 said = "model file {source}: {reason}" if one.served else "model file {source} is not served: {reason}"
                 log.warn(said, source=one.file, reason=one.reason)
         log.info("serving {count} models: {names}", count=len(self.all()), names=", ".join(seen.snapshot.models))
-        self.on_change()
+        names = {*before.snapshot.models, *before.snapshot.broken.values()}
+        self.on_change({name for name in names if self.is_gone(name)})

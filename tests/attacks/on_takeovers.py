@@ -52,4 +52,15 @@ ATTACKS: tuple[Attack, ...] = (
         reddens=("tests.loads.test_worker_restart.WorkerRestartTests.test_the_backend_is_started_again",),
         leaves_green=("tests.loads.test_service.BrokenWayTests",),
     ),
+    Attack(
+        name="what-loads-of-a-deleted-model-left-stays",
+        file="localai_dist/loads/service.py",
+        old="            self._leftovers.deleted(gone)\n",
+        new="            pass\n",
+        reddens=(
+            "tests.loads.test_leftovers.LeftoverTests.test_a_partial_file_goes_with_its_model",
+            f"{_FILE}test_what_a_failed_load_left_goes_with_its_model",
+        ),
+        leaves_green=("tests.loads.test_leftovers.LeftoverTests.test_a_frontend_that_stops",),
+    ),
 )

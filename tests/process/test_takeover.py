@@ -182,6 +182,16 @@ def test_a_frozen_frontend_that_wakes_does_nothing(fleet: Cluster, wakes: str) -
     assert outcome == "loaded" and moved <= SIZE - row["bytes_sent"] + IN_FLIGHT
 
 
+def test_what_a_failed_load_left_goes_with_its_model(fleet: Cluster) -> None:
+    """The YAML of a model whose load failed is deleted: what was staged of it leaves the worker's disk (LOAD-16)."""
+    add_model(fleet, "unloved", "test:load=fail")
+    assert chat(fleet, fleet.frontends[0], "unloved").status == 500
+    there = fleet.workers[0].models_dir / "unloved"
+    assert list(there.rglob("unloved.bin"))
+    (fleet.state.models / "unloved.yaml").unlink()
+    until("its files gone from the worker", lambda: not there.exists(), 40)
+
+
 @pytest.mark.slow
 def test_a_stream_is_never_silent_for_long(fleet: Cluster) -> None:
     """

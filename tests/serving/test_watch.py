@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from unittest.mock import patch
 
@@ -179,7 +179,7 @@ class CatalogWatchTests(SynchronousTestCase):
                 raise RuntimeError("no thread")
             return maybeDeferred(work)
 
-        def fail() -> None:
+        def fail(gone: Collection[str]) -> None:
             raise ZeroDivisionError
 
         watching = CatalogWatch(self.folder, clock=self.clock, in_thread=in_thread)
@@ -193,10 +193,31 @@ class CatalogWatchTests(SynchronousTestCase):
         self.clock.advance(1.0)
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
         (self.folder / "more.yaml").write_text(text("more"))
-        watching.on_change = lambda: None
+        watching.on_change = lambda gone: None
         self.clock.advance(1.0)
         self.assertEqual([one.name for one in watching.all()], ["more", "tiny"])
         self.assertEqual(watching.failures, 2)
+
+    def test_who_is_gone_is_told(self) -> None:
+        """
+        Whoever listens is told the names of the models that are gone, also of those that could not be served; one whose
+        file is only broken now is not gone (LOAD-16).
+        """
+        self.folder.mkdir()
+        for name in ("one", "two", "odd"):
+            (self.folder / f"{name}.yaml").write_text(text(name))
+        (self.folder / "odd.yaml").write_text("name: odd\n")
+        gone: list[set[str]] = []
+        watching = CatalogWatch(self.folder, clock=self.clock, in_thread=maybeDeferred)
+        watching.on_change = lambda names: gone.append(set(names))
+        watching.startService()
+        self.addCleanup(watching.stopService)
+        (self.folder / "one.yaml").write_text("name: one\n")
+        (self.folder / "two.yaml").unlink()
+        self.clock.advance(1.0)
+        (self.folder / "odd.yaml").unlink()
+        self.clock.advance(1.0)
+        self.assertEqual(gone, [set(), {"two"}, {"odd"}])
 
     def test_one_look_at_a_time(self) -> None:
         """
