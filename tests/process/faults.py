@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote, unquote
 
 from localai_dist.testing.cluster import Cluster
 from localai_dist.testing.members import Frontend, Worker
@@ -173,3 +176,55 @@ def cut_together(wires: list[Wire], points: list[int]) -> None:
 def carried(wires: list[Wire]) -> int:
     """Bytes all of them carried."""
     return sum(wire.carried for wire in wires)
+
+
+class SilentSocket:
+    """
+    A way to a PostgreSQL on a unix socket that can fall silent: nothing passes, nobody is told, new dials included.
+
+    Attributes:
+        url: of the same database, by this way.
+    """
+
+    def __init__(self, url: str, folder: Path) -> None:
+        start, _, place = url.partition("?host=")
+        self._target = str(Path(unquote(place), ".s.PGSQL.5432"))
+        self.url = f"{start}?host={quote(str(folder), safe='')}"
+        self._listening = socket.socket(socket.AF_UNIX)
+        self._listening.bind(str(folder / ".s.PGSQL.5432"))
+        self._listening.listen(50)
+        self._passing = threading.Event()
+        self._passing.set()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def swallow(self) -> None:
+        """From now on what is sent stays where it is."""
+        self._passing.clear()
+
+    def heal(self) -> None:
+        """Everything passes again, also what was held back."""
+        self._passing.set()
+
+    def close(self) -> None:
+        """No more connections; those that are there end with their two ends."""
+        self.heal()
+        self._listening.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._listening.accept()
+            except OSError:
+                return
+            far = socket.socket(socket.AF_UNIX)
+            far.connect(self._target)
+            for source, sink in ((near, far), (far, near)):
+                threading.Thread(target=self._pump, args=(source, sink), daemon=True).start()
+
+    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(READ):
+                self._passing.wait()
+                sink.sendall(data)
+            self._passing.wait()
+            sink.shutdown(socket.SHUT_WR)
