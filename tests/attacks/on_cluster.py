@@ -420,4 +420,28 @@ ATTACKS: tuple[Attack, ...] = (
         ),
         leaves_green=("tests/process/test_cluster_routes.py::test_every_worker_is_served_from_every_frontend",),
     ),
+    Attack(
+        name="readiness-overlooks-a-silent-database",
+        file="localai_dist/roles/frontend_service.py",
+        old='"database", pool.healthy, pool.problem or ""',
+        new='"database", True, ""',
+        reddens=("tests/process/test_silent_database.py::test_one_frontends_way_falls_silent",),
+        leaves_green=("tests.db.test_partition.SilentDatabaseTests.test_nothing_is_decided_meanwhile",),
+    ),
+    Attack(
+        name="liveness-waits-for-the-database",
+        file="localai_dist/httpapi/probes.py",
+        old='    return Json({"status": "ok"})\n',
+        new='    await call.api.nodes.all()\n    return Json({"status": "ok"})\n',
+        reddens=("tests/process/test_silent_database.py::test_everything_hangs_at_once",),
+        leaves_green=("tests.db.test_partition.SilentDatabaseTests.test_nothing_is_decided_meanwhile",),
+    ),
+    Attack(
+        name="a-connection-more-than-documented",
+        file="localai_dist/roles/frontend.py",
+        old='application_name="localai-frontend")',
+        new='application_name="localai-frontend", size=5)',
+        reddens=("tests/process/test_connections.py::test_no_more_connections_than_documented",),
+        leaves_green=("tests/process/test_connections.py::test_an_idle_cluster_asks_little",),
+    ),
 )
