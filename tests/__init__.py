@@ -8,8 +8,10 @@ awaited, an exception in a finaliser) into an error of the test that is running.
 
 from __future__ import annotations
 
+import os
 import sys
 
+from hypothesis import settings
 from twisted.internet import defer
 from twisted.logger import Logger
 from twisted.python.failure import Failure
@@ -27,3 +29,7 @@ def _report(unraisable: sys.UnraisableHookArgs) -> None:
 
 sys.unraisablehook = _report
 defer.setDebugging(True)
+# How long an example takes is the machine's doing. A server's run is to say whether this change broke something, so it
+# takes the same examples each time; new ones are found where somebody can look at them.
+settings.register_profile("localai-dist", deadline=None, derandomize="CI" in os.environ)
+settings.load_profile("localai-dist")

@@ -404,7 +404,7 @@ class FormTests(SynchronousTestCase):
         st.lists(st.tuples(st.text("abc[]", min_size=1, max_size=5), st.binary(max_size=60)), max_size=4),
         st.lists(st.integers(1, 40), max_size=60),
     )
-    @settings(deadline=None, max_examples=60)
+    @settings(max_examples=60)
     def test_chunking_is_invisible(self, parts: list[tuple[str, bytes]], cuts: list[int]) -> None:
         """
         However a form's bytes are cut up, the same parts come out.

@@ -288,7 +288,7 @@ class ClassOrderTests(SessionCase):
 
 
 class ChunkingTests(SynchronousTestCase):
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     @given(st.data())
     def test_chunking_is_invisible(self, data: st.DataObject) -> None:
         """However the peer's bytes are cut, the same events come out (MUX-1)."""
@@ -310,7 +310,7 @@ class ChunkingTests(SynchronousTestCase):
             got += cut.receive(wire[start:end], 0.0)
         self.assertEqual(flatten(got), wanted)
 
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=300)
     @given(st.binary(max_size=400), st.lists(st.integers(0, 400), max_size=4))
     def test_garbage(self, garbage: bytes, cuts: list[int]) -> None:
         """Any bytes at all give events or one named error, never an exception (MUX-18)."""
@@ -321,7 +321,7 @@ class ChunkingTests(SynchronousTestCase):
                 self.assertIsInstance(event.error, errors.MuxError)
         session.check()
 
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=300)
     @given(
         st.lists(
             st.tuples(

@@ -234,8 +234,6 @@ class TwoSessionsTests(SynchronousTestCase):
     def test_random_schedule(self) -> None:
         """Bytes arrive once and in order, credit is never negative, buffers stay bounded, nothing is left (MUX-3)."""
         TwoSessions.happened.clear()
-        run_state_machine_as_test(
-            TwoSessions, settings=settings(max_examples=80, stateful_step_count=60, deadline=None)
-        )
+        run_state_machine_as_test(TwoSessions, settings=settings(max_examples=80, stateful_step_count=60))
         for what, least in {"bytes read": 100_000, "half-closes": 10, "resets": 10, "go-aways": 3}.items():
             self.assertGreaterEqual(TwoSessions.happened[what], least, what)

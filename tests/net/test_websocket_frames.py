@@ -97,7 +97,7 @@ kinds = st.sampled_from(["whole", "whole", "whole", "ping", "pong", "fragments"]
 
 
 class FramesTests(SynchronousTestCase):
-    @settings(deadline=None, max_examples=60)
+    @settings(max_examples=60)
     @given(st.lists(st.tuples(kinds, sizes, keys), max_size=8), st.lists(st.integers(1, 90000), max_size=12), st.data())
     def test_cutting_is_invisible(self, sent: list[Any], cuts: list[int], data: Any) -> None:
         """Binary messages come out whole and in order, cut anywhere, with pings and fragments between (MUX-12)."""

@@ -316,7 +316,7 @@ class UploadTests(UploadCase):
         self.assertEqual(bytes(slow.files[file.key].data), CONTENT)
         self.assertGreater(slow.took, 60)
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     @given(cuts=st.lists(st.integers(0, 500), max_size=12))
     def test_cut_anywhere_any_number_of_times(self, cuts: list[int]) -> None:
         """
