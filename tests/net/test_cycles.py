@@ -138,6 +138,10 @@ class CyclesTests(TestCase):
         self.addCleanup(defer.setDebugging, debugging)
         self.chance = random.Random(17)
         self.near, self.far = Books(), Books()
+        await self.listen()
+
+    async def listen(self) -> None:
+        """The far end, new."""
         self.door = Door(lambda stream: stream.start(Echo(self.far, self.chance)))
         self.port = await TCP4ServerEndpoint(reactor, 0, interface="127.0.0.1").listen(
             StreamingSite(self.door, max_body=1 * MiB, reactor=reactor)
@@ -146,6 +150,14 @@ class CyclesTests(TestCase):
     async def dial(self) -> MuxSession:
         url = f"ws://127.0.0.1:{self.port.getHost().port}/"
         return await dial(reactor, url, headers={}, client=True, config=CONFIG)
+
+    async def restart(self) -> None:
+        """The far end goes away without a word and is there again, on another port."""
+        for session in self.door.sessions:
+            if session.is_open:
+                session._carrier._wire.transport.abortConnection()  # type: ignore[attr-defined]
+        await self.port.stopListening()
+        await self.listen()
 
     async def batch(self, session: MuxSession) -> None:
         """So many streams at once, to their ends."""
@@ -161,7 +173,7 @@ class CyclesTests(TestCase):
         await gatherResults(ends)
 
     async def test_ten_thousand(self) -> None:
-        """10 000 opens and closes, 30 % broken off, 20 cuts: nothing is left at either end (MUX-17, BR-049)."""
+        """10 000 opens and closes, 30 % broken off, 20 cuts and a restart: nothing is left (MUX-17, BR-049)."""
         session = await self.dial()
         cuts = sorted(self.chance.sample(range(2000, CYCLES), CUTS))
         baseline: tuple[int, int, int] | None = None
@@ -170,8 +182,11 @@ class CyclesTests(TestCase):
             while cuts and self.near.opened >= cuts[0]:
                 cuts.pop(0)
                 await turn()
-                victim = self.chance.choice((session, self.door.sessions[-1]))
-                victim._carrier._wire.transport.abortConnection()  # type: ignore[attr-defined]
+                if len(cuts) == CUTS // 2:
+                    await self.restart()
+                else:
+                    victim = self.chance.choice((session, self.door.sessions[-1]))
+                    victim._carrier._wire.transport.abortConnection()  # type: ignore[attr-defined]
                 await session.when_closed()
                 await running
                 session = await self.dial()
@@ -182,6 +197,7 @@ class CyclesTests(TestCase):
                 self.addCleanup(tracemalloc.stop)
                 baseline = await self.measured()
         self.assertEqual(cuts, [])
+        self.assertEqual(session.stream_count, self.door.sessions[-1].stream_count)
         assert baseline is not None
         after = await self.measured()
         self.assertEqual(after[0], baseline[0], "descriptors")

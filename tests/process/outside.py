@@ -82,6 +82,12 @@ def environment_of(pid: int) -> dict[str, str]:
     return dict(pair.split("=", 1) for pair in pairs if "=" in pair)
 
 
+def memory_of(child: Child) -> int:
+    """Resident bytes of a process."""
+    lines = dict(line.split(":", 1) for line in Path(f"/proc/{child.pid}/status").read_text().splitlines())
+    return int(lines["VmRSS"].split()[0]) * 1024
+
+
 def moved(pid: int) -> tuple[int, int]:
     """Bytes a process has read and written so far by file calls; its sockets don't count."""
     lines = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())

@@ -16,12 +16,15 @@ import pytest
 from localai_dist.testing.waiting import until
 from localai_dist.testing.web import ask
 from tests.process.fleet import HOMED_WITHIN, ROUTE, Fleet, Watch, fleet_of
-from tests.process.load import ANSWER, said, whole
+from tests.process.load import ANSWER, Load, said, whole
 from tests.process.scripted import add_model, admin, chat, reported
 
 LIVE_WINDOW = 4.0
 TICK = 1.0
 ROUTE_WAIT = 1.0
+CUTS = 4
+RETRYABLE = ("worker_reconnecting", "worker_unavailable", "peer_unreachable")
+"""Codes that tell a client to try again."""
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +78,32 @@ def test_many_requests_over_both_paths(fleet: Fleet) -> None:
         assert set(pool.map(one, range(200))) == {ANSWER}
     assert fleet.homes() == homes
     assert fleet.rows("select node_id, epoch from node_connections order by 1") == epochs
+
+
+def test_a_tunnel_that_is_cut_again_and_again(fleet: Fleet) -> None:
+    """
+    Something on the way ends a tunnel again and again while requests come steadily: those to the other worker never
+    fail, its own only with errors that say "try again"; the log has a line for each loss and each return (BR-117).
+    """
+    cluster = fleet.cluster
+    for worker in (0, 1):
+        assert fleet.asked(1, f"on-{worker}") == (200, ANSWER)
+    worker, ways = cluster.workers[0], [fleet.ways[0, 0], fleet.ways[0, 1]]
+    told = len(worker.log.read_text())
+    with Load(cluster.frontends[1].url, cluster.secrets.api_key, ["on-0", "on-1"], rate=10) as load:
+        for _ in range(CUTS):
+            answered = load.answered
+            until("answers in between", lambda most=answered: load.answered >= most + 15, 30)
+            assert sum(way.cut(ROUTE) for way in ways) == 1
+            until("its next tunnel", lambda: sum(way.open(ROUTE) for way in ways) == 1, HOMED_WITHIN)
+            until("its home", lambda: fleet.home(0) is not None, HOMED_WITHIN)
+    for trouble in load.troubles:
+        assert "(on-0)" in trouble and any(code in trouble for code in RETRYABLE), trouble
+    assert load.answered + len(load.troubles) == load.asked and 2 * load.answered > load.asked
+    lines = worker.log.read_text()[told:].splitlines()
+    assert sum("the tunnel ended after" in line for line in lines) == CUTS
+    assert sum("tunnel open again" in line and "s without" in line for line in lines) == CUTS
+    assert fleet.asked(0, "on-0") == (200, ANSWER)
 
 
 def test_the_owner_is_killed(fleet: Fleet) -> None:

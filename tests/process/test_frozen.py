@@ -12,12 +12,10 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 
 import pytest
 
-from localai_dist.testing.child import Child
 from localai_dist.testing.cluster import Cluster, Plan
 from localai_dist.testing.members import Worker
 from localai_dist.testing.waiting import until
@@ -25,7 +23,7 @@ from localai_dist.testing.web import Reply, ask
 from localai_dist.units import GiB, MiB
 from tests.process.fleet import Watch
 from tests.process.kit import open_folder, quick_plan, rows, running
-from tests.process.outside import moved
+from tests.process.outside import memory_of, moved
 from tests.process.scripted import owners, pin
 from tests.process.test_staging import add, sha256, staged
 
@@ -105,12 +103,6 @@ def transfers(cluster: Cluster, names: list[str], size: int) -> Iterator[list[Tr
         finally:
             for transfer in under_way:
                 transfer.worker.thaw()
-
-
-def memory_of(child: Child) -> int:
-    """Resident bytes of a process."""
-    lines = dict(line.split(":", 1) for line in Path(f"/proc/{child.pid}/status").read_text().splitlines())
-    return int(lines["VmRSS"].split()[0]) * 1024
 
 
 class Growth:

@@ -20,7 +20,9 @@ from localai_dist.testing.cluster import Cluster
 from localai_dist.testing.members import Frontend
 from localai_dist.testing.waiting import until
 from localai_dist.testing.web import ask
+from tests.process.fleet import Watch
 from tests.process.kit import open_chat, open_folder, quick_plan, rows, running
+from tests.process.outside import memory_of
 from tests.process.scripted import add_model, admin, chat, client, galleries, owners, pin, reported
 
 ANSWERS = {
@@ -137,19 +139,31 @@ def test_embeddings(fleet: Cluster, model: str) -> None:
 
 def test_no_request_fails_beside_a_stalled_client(fleet: Cluster) -> None:
     """
-    200 requests over both frontends and models succeed while a client reads nothing of 50 MB; it isn't cut off, the
-    backend waits for it, and when it reads again it gets all of them (WALK-6).
+    200 requests over both frontends and models succeed while on each frontend a client reads nothing of 50 MB; it isn't
+    cut off, the backend waits for it, no frontend keeps it in memory, and when it reads again it gets all of it
+    (WALK-6, BR-009).
     """
     events = add_model(fleet, "flood", f"test:reply_bytes={FLOOD}", "test:piece_bytes=65536")
     for model, (question, _) in ANSWERS.items():
         assert chat(fleet, fleet.frontends[0], model, question).status == 200
-    with stalled(fleet, fleet.frontends[0], "flood") as connection:
+    before = [memory_of(frontend) for frontend in fleet.frontends]
+    most = [0, 0]
+
+    def grown() -> None:
+        for number, frontend in enumerate(fleet.frontends):
+            most[number] = max(most[number], memory_of(frontend) - before[number])
+
+    one, other = fleet.frontends  # over its own tunnel, and by relay
+    with Watch(grown), stalled(fleet, one, "flood") as first, stalled(fleet, other, "flood") as second:
         with ThreadPoolExecutor(8) as pool:
             failures = [trouble for trouble in pool.map(lambda n: _one_of_200(fleet, n), range(200)) if trouble]
         assert failures == []
-        assert reported(events, "start") and not reported(events, "done") and not reported(events, "cancelled")
-        assert said_on(connection) == FLOOD
-    until("the backend's end", lambda: reported(events, "done"), 60)
+        assert len(reported(events, "start")) == 2 and not reported(events, "done")
+        assert not reported(events, "cancelled")
+        for connection in (first, second):
+            assert said_on(connection) == FLOOD
+    until("the backend's end", lambda: len(reported(events, "done")) == 2, 60)
+    assert max(most) < FLOOD // 2, f"grew by {most} bytes"
 
 
 def said_on(connection: socket.socket) -> int:
