@@ -114,6 +114,7 @@ ATTACKS: tuple[Attack, ...] = (
             "tests.relay.test_forward.OutcomeTests.test_routing_facts",
             "tests.db.test_doors.RelayTests.test_every_condition_by_name",
             "tests.db.test_matrix.OutcomeTests.test_the_health_monitor",
+            "tests/process/test_cluster_routes.py::test_a_tunnel_that_is_cut_again_and_again",
         ),
         leaves_green=(
             "tests.db.test_ownership.PresenceTests",
