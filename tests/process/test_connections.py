@@ -50,7 +50,7 @@ def connections(server: PostgresServer) -> tuple[int, int, int]:
             " count(distinct application_name) filter (where application_name like 'localai_pgbus_%')"
             f" from pg_stat_activity where datname = '{DATABASE}' and backend_type = 'client backend'"
         )
-    except psycopg2.OperationalError:
+    except psycopg2.Error:
         return 0, 0, 0
     return int(found[0]), int(found[1]), int(found[2])
 
