@@ -402,13 +402,16 @@ class UnhashedTests(UploadCase):
         """
         file = self.source()
         self.server.cuts = [None, None, 123]
-        self.stage(file)
+        first = self.stage(file)
         received = self.server.received
         self.assertEqual(received, 1123)
         other = Stager(self.server, self.folder, clock=self.clock, in_thread=at_once, chance=lambda: 1.0, piece=500)
         done = Deferred.fromCoroutine(other.stage(NODE, [file], Progress(), CountingHold()))
         self.assertEqual(self.successResultOf(done)[0].sent, 2048 - received)
         self.assert_on_node(file)
+        self.hashing.go_on()
+        self.clock.advance(1.0)
+        self.successResultOf(first)  # which finds it there
 
     def test_what_is_there_is_not_sent(self) -> None:
         """
