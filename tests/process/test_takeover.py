@@ -153,7 +153,7 @@ def test_a_frozen_frontend_that_wakes_does_nothing(fleet: Cluster, wakes: str) -
     """
     name = f"frozen-{wakes[0]}"
     early = wakes == "while the other loads"
-    events = add(fleet, name, *(["test:load_delay=6"] if early else []))
+    events = add(fleet, name, *(["test:load_delay=4"] if early else []))
     with open_chat(fleet, fleet.frontends[0], name):
         row = at(fleet, name, "staging", bytes_sent=100 * MiB)
         victim = owner(fleet, row)
