@@ -332,16 +332,18 @@ def killed_within_the_grace(fleet: Fleet) -> None:
     everything_answers(fleet)
     replicas = fleet.replicas()
 
-    def statuses(frontend: int) -> str:
-        return str(cluster.nodes(cluster.frontends[frontend])["worker-1"]["status"])
+    def statuses(frontend: int) -> list[str]:
+        return fleet.statuses(cluster.frontends[frontend])
 
+    silent = "select extract(epoch from now() - last_heartbeat) >= %s from backend_nodes where name = 'worker-1'"
     with Watch(lambda: statuses(0)) as one, Watch(lambda: statuses(1)) as two:
         cluster.workers[1].kill()
         for frontend in (0, 1):
-            until("offline", lambda at=frontend: statuses(at) == "offline", STALE + TICK + 5)
+            until("offline", lambda at=frontend: statuses(at)[1] == "offline", STALE + TICK + 5)
+            assert fleet.rows(silent, STALE) == [(True,)], "offline too early"
         assert fleet.replicas() == replicas
-    assert one.seen == two.seen == ["healthy", "offline"]
+    assert one.seen == two.seen == [["healthy", "healthy"], ["healthy", "offline"]]
     cluster.workers[1].start()
     for frontend in (0, 1):
-        until("healthy again", lambda at=frontend: statuses(at) == "healthy", HOMED_WITHIN)
+        until("healthy again", lambda at=frontend: statuses(at) == ["healthy", "healthy"], HOMED_WITHIN)
     everything_answers(fleet)
