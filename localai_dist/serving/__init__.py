@@ -6,6 +6,7 @@ Reading order:
     ``replicas.py``    pure: which of several loaded replicas to try first
     ``steps.py``       pure: what to do after a failed attempt (drop the row, try another, wait, give up)
     ``sampling.py``    pure: a request's wishes and the model's defaults -> the contract's ``PredictOptions``
+    ``schemas.py``     pure: a JSON schema -> a grammar that keeps an answer to it;  ``grammar.py``  the notation
     ``deadline.py``    a coroutine that ends at an instant; a pause on a clock
     ``errors.py``, ``failures.py``  what serving says no to; a failed call as an exception
     ``connector.py``   a channel to a backend over its node's tunnel

@@ -18,6 +18,9 @@ TOP_K = 40
 RANDOM_SEED = -1
 """A backend told this draws a seed of its own."""
 
+PARALLEL = "parallel_tool_calls"
+"""Key in the contract's ``Metadata``: "false" asks for one tool call at most."""
+
 _SEED_MASK = 2**31 - 1
 
 
@@ -48,6 +51,43 @@ class Message:
     tool_call_id: str = ""
     tool_calls: str = ""
     images: tuple[str, ...] = ()
+    reasoning: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """
+    The tools a model may call.
+
+    Attributes:
+        tools: OpenAI's ``tools``, as JSON.
+        choice: OpenAI's ``tool_choice``, as JSON.
+        single: an answer holds one call at most; the contract has no field for it, so that it is a hint to the
+            backend, and whoever reads the answer keeps to it.
+    """
+
+    tools: str
+    choice: str
+    single: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """
+    What a chat's answer must look like.
+
+    Attributes:
+        offer: the tools it may call.
+        grammar: what its text must match, in GBNF; empty for any text.
+        likely: for each token, how likely it was and this many others; None is "don't tell".
+    """
+
+    offer: Offer | None = None
+    grammar: str = ""
+    likely: int | None = None
+
+
+PLAIN = Form()
 
 
 def token_limit(model: ModelConfig, sampling: Sampling) -> int:
@@ -63,7 +103,7 @@ def completion_options(model: ModelConfig, sampling: Sampling, prompt: str, *, c
 
 
 def chat_options(
-    model: ModelConfig, sampling: Sampling, messages: Sequence[Message], *, correlation: str
+    model: ModelConfig, sampling: Sampling, messages: Sequence[Message], form: Form = PLAIN, *, correlation: str
 ) -> pb.PredictOptions:
     """
     The call that answers ``messages``, after the model's system prompt if the chat brings none of its own.
@@ -80,6 +120,7 @@ def chat_options(
     if model.template.use_tokenizer_template:
         options.UseTokenizerTemplate = True
         options.Messages.extend(_message(message) for message in said)
+    _put_form(options, form)
     return options
 
 
@@ -108,6 +149,16 @@ def _options(model: ModelConfig, sampling: Sampling, correlation: str) -> pb.Pre
     )
 
 
+def _put_form(options: pb.PredictOptions, form: Form) -> None:
+    options.Grammar = form.grammar
+    if form.offer is not None:
+        options.Tools, options.ToolChoice = form.offer.tools, form.offer.choice
+        if form.offer.single:
+            options.Metadata[PARALLEL] = "false"
+    if form.likely is not None:
+        options.Logprobs, options.TopLogprobs = max(1, form.likely), form.likely
+
+
 def _message(message: Message) -> pb.Message:
     return pb.Message(
         role=message.role,
@@ -115,6 +166,7 @@ def _message(message: Message) -> pb.Message:
         name=message.name,
         tool_call_id=message.tool_call_id,
         tool_calls=message.tool_calls,
+        reasoning_content=message.reasoning,
     )
 
 

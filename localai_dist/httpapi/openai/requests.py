@@ -13,8 +13,10 @@ from msgspec import Meta
 
 from localai_dist.catalog.parse import FLOAT32_MAX
 from localai_dist.httpapi.errors import bad_request
+from localai_dist.httpapi.openai.formats import ResponseFormat, grammar_of
 from localai_dist.httpapi.openai.pictures import image_of
-from localai_dist.serving.sampling import Message, Sampling
+from localai_dist.httpapi.openai.tools import Choice, Tools, encoded, offer_of
+from localai_dist.serving.sampling import Form, Message, Sampling
 
 Name = Annotated[str, Meta(min_length=1, max_length=255)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
@@ -98,13 +100,22 @@ class ChatMessage(msgspec.Struct, kw_only=True):
     name: str | None = None
     tool_call_id: str | None = None
     tool_calls: list[dict[str, object]] | None = None
+    reasoning_content: str | None = None
 
 
 class ChatRequest(SamplingFields, kw_only=True):
-    """``POST /v1/chat/completions``."""
+    """``POST /v1/chat/completions``; ``functions`` and ``function_call`` are what ``tools`` were called once."""
 
     messages: Annotated[list[ChatMessage], Meta(min_length=1)]
     max_completion_tokens: Limit | None = None
+    tools: Tools | None = None
+    tool_choice: Choice | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: ResponseFormat | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    functions: object = None
+    function_call: object = None
 
     def limit(self) -> int | None:
         """Tokens the client wants at most; the newer name wins."""
@@ -119,14 +130,41 @@ class ChatRequest(SamplingFields, kw_only=True):
         """
         return [_message(message, f"messages[{index}]") for index, message in enumerate(self.messages)]
 
+    def form(self) -> Form:
+        """
+        What the answer must look like.
+
+        Raises:
+            ApiError: 400; what is not served, or not together.
+        """
+        if self.functions or self.function_call:
+            param = "functions" if self.functions else "function_call"
+            raise bad_request(f"{param}: not served here: say it with tools and tool_choice", param)
+        if self.top_logprobs is not None and not self.logprobs:
+            raise bad_request("top_logprobs: only together with logprobs: true", "top_logprobs")
+        offer = offer_of(self.tools or (), self.tool_choice, parallel=self.parallel_tool_calls is not False)
+        grammar = "" if self.response_format is None else grammar_of(self.response_format)
+        if offer and grammar:
+            text = "response_format: not together with tools: a backend takes one grammar for an answer"
+            raise bad_request(text, "response_format")
+        return Form(offer, grammar, (self.top_logprobs or 0) if self.logprobs else None)
+
 
 class CompletionRequest(SamplingFields, kw_only=True):
     """``POST /v1/completions``; one prompt, as text."""
 
     prompt: str | Annotated[list[str], Meta(min_length=1, max_length=1)]
+    logprobs: Annotated[int, Meta(ge=0, le=5)] | None = None
 
     def text(self) -> str:
-        """The prompt."""
+        """
+        The prompt.
+
+        Raises:
+            ApiError: 400; more is asked than is served.
+        """
+        if self.logprobs is not None:
+            raise bad_request("logprobs: not served for completions: ask /v1/chat/completions", "logprobs")
         return self.prompt if isinstance(self.prompt, str) else self.prompt[0]
 
 
@@ -175,15 +213,9 @@ def _message(message: ChatMessage, where: str) -> Message:
         ),
         name=message.name or "",
         tool_call_id=message.tool_call_id or "",
-        tool_calls=_json(message.tool_calls, f"{where}.tool_calls") if message.tool_calls else "",
+        tool_calls=encoded(message.tool_calls, f"{where}.tool_calls") if message.tool_calls else "",
+        reasoning=message.reasoning_content or "",
     )
-
-
-def _json(value: object, where: str) -> str:
-    try:
-        return msgspec.json.encode(value).decode()
-    except RecursionError as error:
-        raise bad_request(f"{where}: nested too deeply", where) from error
 
 
 def _parts(content: str | list[ContentPart] | None) -> list[ContentPart]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import secrets
+from dataclasses import replace
 
 from localai_dist.catalog.model import ModelConfig
 from localai_dist.httpapi.auth import Access
 from localai_dist.httpapi.call import Answer, ApiRoute, Call, Json
+from localai_dist.httpapi.errors import bad_request
 from localai_dist.httpapi.openai.answers import (
     ChatShape,
     CompletionShape,
@@ -18,10 +20,17 @@ from localai_dist.httpapi.openai.answers import (
 from localai_dist.httpapi.openai.audio import transcribe
 from localai_dist.httpapi.openai.requests import ChatRequest, CompletionRequest, EmbeddingRequest, SamplingFields
 from localai_dist.httpapi.openai.streaming import stream_answer
-from localai_dist.httpapi.openai.text import Limits, Transcript
+from localai_dist.httpapi.openai.text import Limits, Transcript, Wanted
 from localai_dist.httpapi.routing import Route
 from localai_dist.rpc import backend_pb2 as pb
-from localai_dist.serving.sampling import chat_options, completion_options, embedding_options, token_limit
+from localai_dist.serving.sampling import (
+    PLAIN,
+    Form,
+    chat_options,
+    completion_options,
+    embedding_options,
+    token_limit,
+)
 
 
 async def list_models(call: Call) -> Answer:
@@ -37,11 +46,12 @@ async def show_model(call: Call) -> Answer:
 async def chat(call: Call) -> Answer:
     """``POST /v1/chat/completions``."""
     wish = call.body(ChatRequest)
-    said = wish.said()
+    said, form = wish.said(), wish.form()
     model = call.model(wish.model)
-    options = chat_options(model, wish.sampling(), said, correlation=call.id)
+    _check_offer(model, form)
+    options = chat_options(model, wish.sampling(), said, form, correlation=call.id)
     shape = ChatShape(_id("chatcmpl-"), int(call.api.clock.seconds()), wish.model, wish.wants_usage())
-    return await _generate(call, model, options, shape, wish)
+    return await _generate(call, model, options, shape, wish, form)
 
 
 async def complete(call: Call) -> Answer:
@@ -64,15 +74,29 @@ async def embed(call: Call) -> Answer:
 
 
 async def _generate(
-    call: Call, model: ModelConfig, options: pb.PredictOptions, shape: Shape, wish: SamplingFields
+    call: Call,
+    model: ModelConfig,
+    options: pb.PredictOptions,
+    shape: Shape,
+    wish: SamplingFields,
+    form: Form = PLAIN,
 ) -> Answer:
     limits = Limits(token_limit(model, wish.sampling()), model.context_size)
+    wanted = Wanted(limits, form.offer is not None and form.offer.single, form.likely)
     if wish.stream:
-        return await stream_answer(call, model, options, shape, limits)
+        return await stream_answer(call, model, options, shape, wanted)
     reply = await call.api.inference.predict(model, options, deadline=call.deadline)
-    transcript = Transcript(limits)
-    text = transcript.take(reply) + transcript.rest()
-    return Json(shape.whole(text, transcript.finish_reason(), transcript.usage()))
+    transcript = Transcript(wanted)
+    said = transcript.take(reply)
+    said = replace(said, text=said.text + transcript.rest())
+    return Json(shape.whole(said, transcript.finish_reason(), transcript.usage()))
+
+
+def _check_offer(model: ModelConfig, form: Form) -> None:
+    """A prompt that is the messages' texts has no place for tools: nobody would tell the model of them."""
+    if form.offer is not None and not model.template.use_tokenizer_template:
+        text = f"tools: the model {model.name!r} has none: its file says template.use_tokenizer_template: false"
+        raise bad_request(text, "tools")
 
 
 def _id(prefix: str) -> str:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from localai_dist.catalog.model import ModelConfig
 from localai_dist.httpapi.call import Answer, Call, Streamed
 from localai_dist.httpapi.openai.answers import Shape
-from localai_dist.httpapi.openai.text import Limits, Transcript
+from localai_dist.httpapi.openai.text import Said, Transcript, Wanted
 from localai_dist.httpapi.sse import EventStream
 from localai_dist.rpc import backend_pb2 as pb
 from localai_dist.serving.generation import Generation
 
 
 async def stream_answer(
-    call: Call, model: ModelConfig, options: pb.PredictOptions, shape: Shape, limits: Limits
+    call: Call, model: ModelConfig, options: pb.PredictOptions, shape: Shape, wanted: Wanted
 ) -> Answer:
     """
     Answer with chunks as the backend produces them.
@@ -23,7 +23,7 @@ async def stream_answer(
     call.events = events = EventStream(call.request, clock=call.api.clock, headers={})
     generation = await call.api.inference.generate(model, options, deadline=call.deadline)
     try:
-        await _chunks(generation, events, shape, Transcript(limits))
+        await _chunks(generation, events, shape, Transcript(wanted))
     finally:
         generation.close()
     events.done()
@@ -35,12 +35,14 @@ async def _chunks(generation: Generation, events: EventStream, shape: Shape, tra
     if opening is not None:
         await events.send(opening)
     async for reply in generation:
-        text = transcript.take(reply)
-        if text:
-            await events.send(shape.piece(text))
-    rest = transcript.rest()
-    if rest:
-        await events.send(shape.piece(rest))
+        await _tell(events, shape, transcript.take(reply))
+    await _tell(events, shape, Said(transcript.rest()))
     await events.send(shape.last(transcript.finish_reason()))
     if shape.with_usage:
         await events.send(shape.trailer(transcript.usage()))
+
+
+async def _tell(events: EventStream, shape: Shape, said: Said) -> None:
+    piece = shape.piece(said) if said else None
+    if piece is not None:
+        await events.send(piece)

@@ -1,0 +1,313 @@
+"""
+A JSON schema -> a grammar (pure): every text it matches is valid against the schema.
+
+Properties come in the schema's order, with one blank at most between two words, and none that the schema does not
+list. A keyword that restricts, and that no rule here keeps to, is refused: an answer that only looks checked is worse
+than none.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, TypeAlias
+
+from localai_dist.errors import LocalAIDistError
+from localai_dist.serving.grammar import FORMATS, literal, text_of, times
+
+Schema: TypeAlias = object
+
+MOST: Final = 1000
+"""Repetitions a grammar may ask for; engines refuse a few thousand."""
+
+_NOTES: Final = frozenset(
+    (
+        "title",
+        "description",
+        "default",
+        "example",
+        "examples",
+        "deprecated",
+        "readOnly",
+        "writeOnly",
+        "nullable",
+        "discriminator",
+        "$schema",
+        "$id",
+        "$comment",
+        "$defs",
+        "definitions",
+    )
+)
+"""Keywords that restrict nothing, or stand for others to point at."""
+
+
+class UnservedSchema(LocalAIDistError):
+    """
+    A schema that can't be kept to.
+
+    Attributes:
+        path: where, like ``.properties.age``.
+    """
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(reason)
+        self.path = path
+
+
+def grammar_for(schema: Mapping[str, object]) -> str:
+    """
+    The grammar of the texts that are valid against ``schema``.
+
+    Raises:
+        UnservedSchema: it is no schema, or holds a keyword that can't be kept to.
+    """
+    rules = _Rules(schema)
+    try:
+        root = rules.of(schema, "")
+    except RecursionError as error:
+        raise UnservedSchema("", "nested too deeply") from error
+    _no_circles(rules.made)
+    return text_of(root, rules.made)
+
+
+def _no_circles(rules: Mapping[str, str]) -> None:
+    """Refuse rules that come back to themselves without a single character: no text ends there, nor does an engine."""
+    bare = {name: body.split(" | ") for name, body in rules.items() if '"' not in body and "(" not in body}
+    while True:
+        ends = {name for name, others in bare.items() if not any(other in bare for other in others)}
+        if not ends:
+            break
+        bare = {name: others for name, others in bare.items() if name not in ends}
+    if bare:
+        raise UnservedSchema("", "a $ref leads back to itself")
+
+
+class _Rules:
+    """The rules made so far, and the schema that ``$ref`` points into."""
+
+    def __init__(self, whole: Mapping[str, object]) -> None:
+        self._whole = whole
+        self._pointed: dict[str, str] = {}
+        self.made: dict[str, str] = {}
+
+    def of(self, schema: Schema, path: str) -> str:
+        """The name of the rule of ``schema``."""
+        if schema is True or schema == {}:
+            return "value"
+        if not isinstance(schema, dict):
+            raise UnservedSchema(path, "want a JSON schema: an object")
+        for keyword, make in _KEYWORDS.items():
+            if keyword in schema:
+                return make(self, schema, path)
+        _only(schema, (), path)
+        return "value"
+
+    def add(self, body: str) -> str:
+        """The name of a new rule."""
+        name = f"r{len(self.made)}"
+        self.made[name] = body
+        return name
+
+    def pointed(self, pointer: str, path: str) -> str:
+        """The name of the rule of what ``pointer`` points at; it may point at what it is in."""
+        if pointer not in self._pointed:
+            target = _target(self._whole, pointer, path)
+            self._pointed[pointer] = name = self.add("")
+            self.made[name] = self.of(target, pointer.removeprefix("#").replace("/", "."))
+        return self._pointed[pointer]
+
+
+_Make: TypeAlias = Callable[[_Rules, "dict[str, object]", str], str]
+
+
+def _ref(rules: _Rules, schema: dict[str, object], path: str) -> str:
+    _only(schema, ("$ref",), path)
+    pointer = schema["$ref"]
+    if not isinstance(pointer, str) or not pointer.startswith("#"):
+        raise UnservedSchema(f"{path}.$ref", "only a place in this schema is followed, like #/$defs/name")
+    return rules.pointed(pointer, f"{path}.$ref")
+
+
+def _target(whole: Schema, pointer: str, path: str) -> Schema:
+    found = whole
+    for word in pointer.removeprefix("#").split("/")[1:]:
+        word = word.replace("~1", "/").replace("~0", "~")
+        if not isinstance(found, dict) or word not in found:
+            raise UnservedSchema(path, f"nothing is at {pointer}")
+        found = found[word]
+    return found
+
+
+def _const(rules: _Rules, schema: dict[str, object], path: str) -> str:
+    return _one_of(rules, schema, "const", [schema["const"]], path)
+
+
+def _enum(rules: _Rules, schema: dict[str, object], path: str) -> str:
+    values = schema["enum"]
+    if not isinstance(values, list):
+        raise UnservedSchema(f"{path}.enum", "want a list of values")
+    return _one_of(rules, schema, "enum", values, path)
+
+
+def _one_of(rules: _Rules, schema: dict[str, object], keyword: str, values: Sequence[object], path: str) -> str:
+    """One of ``values``, as far as they are of the schema's type."""
+    _only(schema, (keyword, "type"), path)
+    kinds = _kinds(schema, path) if "type" in schema else tuple(_TYPES)
+    fitting = [value for value in values if any(_is(value, kind) for kind in kinds)]
+    if not fitting:
+        raise UnservedSchema(f"{path}.{keyword}", "there is no value it could be")
+    return rules.add(" | ".join(literal(_compact(value)) for value in fitting))
+
+
+def _is(value: object, kind: str) -> bool:
+    """Whether a JSON value is of a type; a bool is no number, and 1.0 is an integer."""
+    if kind in ("integer", "number"):
+        whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+        return not isinstance(value, bool) and (whole or (kind == "number" and isinstance(value, float)))
+    python = {"object": dict, "array": list, "string": str, "boolean": bool, "null": type(None)}[kind]
+    return isinstance(value, python)
+
+
+def _any_of(keyword: str) -> _Make:
+    def make(rules: _Rules, schema: dict[str, object], path: str) -> str:
+        _only(schema, (keyword,), path)
+        options = schema[keyword]
+        if not isinstance(options, list) or not options:
+            raise UnservedSchema(f"{path}.{keyword}", "want a list of schemas")
+        if keyword == "allOf" and len(options) > 1:
+            raise UnservedSchema(f"{path}.allOf", "only one schema is served in it")
+        names = [rules.of(option, f"{path}.{keyword}[{index}]") for index, option in enumerate(options)]
+        return rules.add(" | ".join(names))
+
+    return make
+
+
+def _typed(rules: _Rules, schema: dict[str, object], path: str) -> str:
+    kinds = _kinds(schema, path)
+    keywords = [keyword for one in kinds for keyword in _TYPES[one][0]]
+    _only(schema, ("type", *keywords), path)
+    names = [_TYPES[one][1](rules, schema, path) for one in kinds]
+    return names[0] if len(names) == 1 else rules.add(" | ".join(names))
+
+
+def _kinds(schema: dict[str, object], path: str) -> tuple[str, ...]:
+    given = schema["type"]
+    kinds = tuple(one for one in (given if isinstance(given, list) else [given]) if isinstance(one, str))
+    if not kinds or any(one not in _TYPES for one in kinds) or (isinstance(given, list) and len(given) > len(kinds)):
+        raise UnservedSchema(f"{path}.type", f"want {', '.join(_TYPES)}, or a list of them")
+    return kinds
+
+
+def _word(name: str) -> _Make:
+    return lambda _rules, _schema, _path: name
+
+
+def _string(rules: _Rules, schema: dict[str, object], path: str) -> str:
+    least, most = _bounds(schema, "minLength", "maxLength", path)
+    form = schema.get("format")
+    if form is not None:
+        if form not in FORMATS:
+            raise UnservedSchema(f"{path}.format", f"only {', '.join(FORMATS)} are kept to")
+        if (least, most) != (0, None):
+            raise UnservedSchema(f"{path}.format", "not together with minLength or maxLength")
+        return rules.add(f'"\\"" {FORMATS[str(form)]} "\\""')
+    if (least, most) == (0, None):
+        return "string"
+    return rules.add(f'"\\"" char{times(least, most)} "\\""')
+
+
+def _array(rules: _Rules, schema: dict[str, object], path: str) -> str:
+    least, most = _bounds(schema, "minItems", "maxItems", path)
+    item = rules.of(schema.get("items", True), f"{path}.items")
+    if most == 0:
+        return rules.add('"[" ws "]"')
+    more = times(max(0, least - 1), None if most is None else most - 1)
+    items = f'{item} (ws "," ws {item}){more}'
+    return rules.add(f'"[" ws {items} ws "]"' if least else f'"[" ws ({items})? ws "]"')
+
+
+def _object(rules: _Rules, schema: dict[str, object], path: str) -> str:
+    properties, required = schema.get("properties") or {}, schema.get("required") or []
+    if not isinstance(properties, dict):
+        raise UnservedSchema(f"{path}.properties", "want an object of schemas")
+    if not isinstance(required, list) or not all(isinstance(name, str) and name in properties for name in required):
+        raise UnservedSchema(f"{path}.required", "want a list of names that are in properties")
+    pairs = [
+        (f'{literal(_compact(name))} ws ":" ws {rules.of(one, f"{path}.properties.{name}")}', name in required)
+        for name, one in properties.items()
+    ]
+    if pairs:
+        return _listed(rules, pairs)
+    return _open(rules, schema.get("additionalProperties", True), path)
+
+
+def _open(rules: _Rules, others: Schema, path: str) -> str:
+    """An object whose names are anybody's."""
+    if others is False:
+        return rules.add('"{" ws "}"')
+    value = rules.of(others, f"{path}.additionalProperties")
+    pair = f'string ws ":" ws {value}'
+    return "object" if value == "value" else rules.add(f'"{{" ws ({pair} (ws "," ws {pair})*)? ws "}}"')
+
+
+def _listed(rules: _Rules, pairs: Sequence[tuple[str, bool]]) -> str:
+    """
+    An object of ``pairs``, each with whether it must be there.
+
+    ``after`` is what may follow once a pair is there; where none is yet, each pair up to the first that must be there
+    can be the first.
+    """
+    after, starts = "", [""]
+    for pair, needed in reversed(pairs):
+        start = f"{pair} {after}".strip()
+        starts = [start] if needed else [start, *starts]
+        tail = f'ws "," ws {pair} {after}'.strip() if needed else f'(ws "," ws {pair})? {after}'.strip()
+        after = rules.add(tail)
+    wanted = [start for start in starts if start]
+    body = " | ".join(wanted)
+    return rules.add(f'"{{" ws ({body}){"?" if "" in starts else ""} ws "}}"')
+
+
+def _bounds(schema: dict[str, object], low: str, high: str, path: str) -> tuple[int, int | None]:
+    least, most = schema.get(low, 0), schema.get(high)
+    for name, value in ((low, least), (high, most)):
+        if value is not None and (type(value) is not int or not 0 <= value <= MOST):
+            raise UnservedSchema(f"{path}.{name}", f"want a number from 0 to {MOST}")
+    assert isinstance(least, int) and (most is None or isinstance(most, int))
+    if most is not None and least > most:
+        raise UnservedSchema(f"{path}.{low}", f"is more than {high}")
+    return least, most
+
+
+def _only(schema: Mapping[str, object], known: Sequence[str], path: str) -> None:
+    for keyword in schema:
+        if keyword not in known and keyword not in _NOTES:
+            raise UnservedSchema(f"{path}.{keyword}", "an answer can't be held to this here")
+
+
+def _compact(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+_KEYWORDS: Final[dict[str, _Make]] = {
+    "$ref": _ref,
+    "const": _const,
+    "enum": _enum,
+    "anyOf": _any_of("anyOf"),
+    "oneOf": _any_of("oneOf"),
+    "allOf": _any_of("allOf"),
+    "type": _typed,
+}
+"""What makes a schema what it is, the first that is there."""
+
+_TYPES: Final[dict[str, tuple[tuple[str, ...], _Make]]] = {
+    "object": (("properties", "required", "additionalProperties"), _object),
+    "array": (("items", "minItems", "maxItems"), _array),
+    "string": (("minLength", "maxLength", "format"), _string),
+    "integer": ((), _word("integer")),
+    "number": ((), _word("number")),
+    "boolean": ((), _word("boolean")),
+    "null": ((), _word("null")),
+}
+"""Each type's keywords, and what makes its rule."""
