@@ -28,7 +28,7 @@ class Grammar:
     """A parsed grammar."""
 
     def __init__(self, text: str) -> None:
-        lines = [line.partition(" ::= ") for line in text.splitlines()]
+        lines = [line.partition(" ::= ") for line in text.rstrip("\n").split("\n")]
         self.rules = {name: _Parser(body).parsed() for name, _, body in lines}
         self._heights: dict[str, float] = dict.fromkeys(self.rules, float("inf"))
         known: dict[str, float] = {}
