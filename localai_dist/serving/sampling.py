@@ -26,7 +26,7 @@ _SEED_MASK = 2**31 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How the client wants its answer made; None is "the model's default"."""
+    """How the client wants its answer made; None is "the model's default"; ``logit_bias`` is JSON."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -39,6 +39,7 @@ class Sampling:
     presence_penalty: float | None = None
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    logit_bias: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +144,7 @@ def _options(model: ModelConfig, sampling: Sampling, correlation: str) -> pb.Pre
         Tokens=token_limit(model, sampling),
         StopPrompts=dict.fromkeys((*sampling.stop, *preset.stop, *model.stopwords)),
         IgnoreEOS=sampling.ignore_eos,
+        LogitBias=sampling.logit_bias,
         Threads=model.threads,
         ModelIdentity=model.identity,
         CorrelationId=correlation,

@@ -13,6 +13,11 @@ from localai_dist.backends.llama_cpp.replies import joined, reply_of
 from localai_dist.rpc import backend_pb2 as pb
 
 
+def tool(name: str) -> dict[str, object]:
+    """A tool, and a choice of it."""
+    return {"type": "function", "function": {"name": name}}
+
+
 class SettingsTests(SynchronousTestCase):
     def test_relative_file(self) -> None:
         """
@@ -72,8 +77,8 @@ class GenerationTests(SynchronousTestCase):
                 pb.Message(role="assistant", tool_calls='[{"id": "1"}]'),
                 pb.Message(role="tool", content="42", tool_call_id="1"),
             ],
-            Tools='[{"type": "function"}]',
-            ToolChoice='{"type": "function"}',
+            Tools=json.dumps([tool("f"), tool("g")]),
+            ToolChoice='"required"',
             Tokens=7,
             Temperature=0,
             StopPrompts=["end"],
@@ -87,8 +92,9 @@ class GenerationTests(SynchronousTestCase):
         self.assertEqual(body["messages"][0], {"role": "user", "content": "hi"})
         self.assertEqual(body["messages"][1]["tool_calls"], [{"id": "1"}])
         self.assertEqual(body["messages"][2]["tool_call_id"], "1")
-        self.assertEqual(body["tools"], [{"type": "function"}])
-        self.assertEqual(body["tool_choice"], {"type": "function"})
+        self.assertEqual(body["tools"], [tool("f"), tool("g")])
+        self.assertEqual(body["tool_choice"], "required")
+        self.assertNotIn("parallel_tool_calls", body)
         self.assertEqual((body["max_tokens"], body["temperature"], body["stop"]), (7, 0.0, ["end"]))
         self.assertEqual(body["logit_bias"], {"5": -1})
         self.assertEqual(body["chat_template_kwargs"], {"enable_thinking": False})
@@ -114,16 +120,41 @@ class GenerationTests(SynchronousTestCase):
         Media, and JSON that is none, are refused by name instead of ignored.
         """
         chat = {"UseTokenizerTemplate": True, "Messages": [pb.Message(role="user")]}
+        tools = json.dumps([tool("f")])
         cases = [
             (pb.PredictOptions(Images=["x"]), "text only"),
             (pb.PredictOptions(LogitBias="{"), "LogitBias"),
             (pb.PredictOptions(Tools="{", **chat), "Tools"),
-            (pb.PredictOptions(ToolChoice="sometimes", **chat), "ToolChoice"),
+            (pb.PredictOptions(Tools="{}", **chat), "Tools"),
+            (pb.PredictOptions(Tools="[5]", **chat), "Tools"),
+            (pb.PredictOptions(Tools='[{"function": {"name": 5}}]', **chat), "Tools"),
+            (pb.PredictOptions(Tools=tools, ToolChoice="sometimes", **chat), "ToolChoice"),
+            (pb.PredictOptions(Tools=tools, ToolChoice='"sometimes"', **chat), "ToolChoice"),
+            (pb.PredictOptions(Tools=tools, ToolChoice="[]", **chat), "ToolChoice"),
+            (pb.PredictOptions(Tools=tools, ToolChoice=json.dumps(tool("g")), **chat), "'g'"),
         ]
         for options, named in cases:
             self.assertIn(named, str(self.assertRaises(BadRequest, generation, options)))
-        options = pb.PredictOptions(ToolChoice="auto", **chat)
-        self.assertEqual(generation(options)[1]["tool_choice"], "auto")
+        self.assertNotIn("tool_choice", generation(pb.PredictOptions(ToolChoice="auto", **chat))[1])
+
+    def test_tool_choices(self) -> None:
+        """
+        A choice is a word, bare or quoted; one by name leaves that tool alone and requires it, which is what the engine
+        knows; one call at a time is asked for where the caller wants it.
+        """
+        chat = {"UseTokenizerTemplate": True, "Messages": [pb.Message(role="user")]}
+        tools = json.dumps([tool("f"), tool("g")])
+        for text, told in (("", "auto"), ("none", "none"), ('"none"', "none"), ("required", "required")):
+            body = generation(pb.PredictOptions(Tools=tools, ToolChoice=text, **chat))[1]
+            self.assertEqual((body["tool_choice"], len(body["tools"])), (told, 2))
+        body = generation(
+            pb.PredictOptions(
+                Tools=tools, ToolChoice=json.dumps(tool("g")), Metadata={"parallel_tool_calls": "false"}, **chat
+            )
+        )[1]
+        self.assertEqual(
+            (body["tools"], body["tool_choice"], body["parallel_tool_calls"]), ([tool("g")], "required", False)
+        )
 
     def test_embedding_input(self) -> None:
         """

@@ -112,6 +112,7 @@ class WholeAnswerTests(SynchronousTestCase):
         self.assertEqual(world.send("POST", "/v1/chat/completions", {**CHAT, **wishes}).status, 200)
         told = world.channel.asked[0]
         self.assertEqual((told.Temperature, told.TopP, told.TopK, told.Tokens, told.Seed), (0, 0.5, 3, 7, 42))
+        self.assertEqual(json.loads(told.LogitBias), {"5": 1})
         self.assertEqual((list(told.StopPrompts), told.PresencePenalty, told.FrequencyPenalty), (["a", "b"], 0.5, -0.5))
 
     def test_content_in_parts(self) -> None:
@@ -251,6 +252,7 @@ class RefusalTests(SynchronousTestCase):
             ("stream", "yes"),
             ("presence_penalty", 3),
             ("frequency_penalty", -3),
+            ("logit_bias", []),
             ("messages", []),
             ("messages", "hello"),
             ("model", 7),
@@ -264,6 +266,7 @@ class RefusalTests(SynchronousTestCase):
         for calls, param in (([1], "[0]"), ("x", ""), ({}, ""), ([{}, "x"], "[1]")):
             said = {"role": "assistant", "tool_calls": calls}
             self.refused({**CHAT, "messages": [said]}, 400, f"messages[0].tool_calls{param}")
+        self.refused({**CHAT, "logit_bias": {"5": 101}}, 400, "logit_bias[...]")
         self.refused({**CHAT, "stream_options": {"include_usage": 3}}, 400, "stream_options.include_usage")
         self.refused({"model": "tiny"}, 400, "prompt", "/v1/completions")
         self.refused({"model": "tiny", "prompt": [1, 2]}, 400, "prompt[0]", "/v1/completions")

@@ -229,6 +229,12 @@ class RefusalTests(SynchronousTestCase):
         got = World().send("POST", "/v1/completions", {"model": "tiny", "prompt": "x", "logprobs": 1})
         self.assertEqual((got.status, got.error["param"]), (400, "logprobs"))
 
+    def test_biases(self) -> None:
+        """
+        There is a bound to the tokens whose score is changed.
+        """
+        self.refused("logit_bias", logit_bias={str(number): 1 for number in range(1025)})
+
     def test_what_tools_were_called_once(self) -> None:
         """
         The names that tools had once are refused in words, not left out.

@@ -9,6 +9,8 @@ from typing import Any
 
 from localai_dist.rpc import backend_pb2 as pb
 
+_CHOICES = ("auto", "none", "required")
+
 
 class BadRequest(Exception):
     """A request this backend can't take; the text says why."""
@@ -152,13 +154,36 @@ def _message(message: pb.Message) -> dict[str, Any]:
 
 
 def _tools(options: pb.PredictOptions) -> dict[str, Any]:
-    asked: dict[str, Any] = {}
-    if options.Tools:
-        asked["tools"] = _parsed("Tools", options.Tools)
-    if options.ToolChoice:
-        plain = options.ToolChoice in ("auto", "none", "required")
-        asked["tool_choice"] = options.ToolChoice if plain else _parsed("ToolChoice", options.ToolChoice)
+    """The engine knows no choice by name: it must call one of the tools, and is told of that one alone."""
+    if not options.Tools:
+        return {}
+    tools, choice = _parsed("Tools", options.Tools), _choice(options.ToolChoice)
+    if not isinstance(tools, list) or not all(_name_of(tool) for tool in tools):
+        raise BadRequest("Tools: want a list of functions with names")
+    if isinstance(choice, dict):
+        name, choice = _name_of(choice), "required"
+        tools = [tool for tool in tools if _name_of(tool) == name]
+        if not tools:
+            raise BadRequest(f"ToolChoice: no tool is named {name!r}")
+    asked: dict[str, Any] = {"tools": tools, "tool_choice": choice}
+    if options.Metadata.get("parallel_tool_calls") == "false":
+        asked["parallel_tool_calls"] = False
     return asked
+
+
+def _choice(text: str) -> str | dict[str, Any]:
+    """``text`` is a word, bare or as JSON, or an object that names a function."""
+    choice = text if text in _CHOICES else _parsed("ToolChoice", text) if text else "auto"
+    if isinstance(choice, dict) or choice in _CHOICES:
+        return choice
+    raise BadRequest(f"ToolChoice: want {', '.join(_CHOICES)}, or a function by its name")
+
+
+def _name_of(tool: Any) -> str:
+    """The name of the function in a tool or a choice; empty where there is none."""
+    function = tool.get("function") if isinstance(tool, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    return name if isinstance(name, str) else ""
 
 
 def _parsed(field: str, text: str) -> Any:

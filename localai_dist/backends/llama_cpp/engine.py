@@ -54,6 +54,7 @@ class Engine:
             EngineError: it can't be loaded; the text is what the engine wrote about it.
         """
         self._key = secrets.token_hex(16)
+        self._abilities: dict[str, Any] | None = None
         if not os.path.isfile(settings.model_file):
             raise EngineError(404, f"no such model file: {settings.model_file}")
         with _ErrorLines() as lines:
@@ -73,6 +74,8 @@ class Engine:
         Raises:
             EngineError: the request was refused, or generating failed.
         """
+        if chat:
+            self._check_tools(body)
         failed: list[dict[str, Any]] = []
 
         def take(chunk: dict[str, Any]) -> bool:
@@ -82,7 +85,12 @@ class Engine:
             return on_chunk(chunk)
 
         ask = self._server.handle_chat_completions if chat else self._server.handle_completions
-        ask(body, take)
+        try:
+            ask(body, take)
+        except ValueError as error:  # how the wheel says that it does not take the request
+            raise EngineError(400, str(error)) from error
+        except RuntimeError as error:
+            raise EngineError(500, str(error)) from error
         if failed:
             raise EngineError(int(failed[0].get("code", 500)), str(failed[0].get("message", failed[0])))
 
@@ -101,7 +109,37 @@ class Engine:
 
     def tokenize(self, text: str) -> list[int]:
         """
-        The tokens of ``text``. The wheel offers this only over the engine's loopback HTTP.
+        The tokens of ``text``.
+
+        Raises:
+            EngineError: the engine refused.
+        """
+        return self._over_http("POST", "/tokenize", {"content": text})["tokens"]
+
+    def _check_tools(self, body: dict[str, Any]) -> None:
+        """
+        Refuse tools that the model would not hear of: the engine leaves out what a chat template has no place for.
+
+        Raises:
+            EngineError: 400.
+        """
+        offered = body.get("tools") and body.get("tool_choice") != "none"
+        told = any(message.get("tool_calls") or message["role"] == "tool" for message in body["messages"])
+        if not offered and not told:
+            return
+        if self._abilities is None:
+            self._abilities = self._over_http("GET", "/props").get("chat_template_caps") or {}
+        # An older wheel says nothing of its templates: then they are believed to have a place.
+        if offered and not self._abilities.get("supports_tools", True):
+            raise EngineError(400, "this model can't call tools: the chat template in its file has no place for them")
+        if told and not self._abilities.get("supports_tool_calls", True):
+            raise EngineError(
+                400, "this model knows no tool calls: the chat template in its file has no place for them"
+            )
+
+    def _over_http(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        """
+        What the wheel offers only over the engine's loopback HTTP.
 
         Raises:
             EngineError: the engine refused.
@@ -110,16 +148,16 @@ class Engine:
         connection = http.client.HTTPConnection(address, timeout=30)
         try:
             headers = {"authorization": f"Bearer {self._key}", "content-type": "application/json"}
-            connection.request("POST", "/tokenize", json.dumps({"content": text}), headers)
+            connection.request(method, path, None if body is None else json.dumps(body), headers)
             response = connection.getresponse()
             answer = json.loads(response.read())
-        except (OSError, ValueError) as error:
-            raise EngineError(500, f"tokenize: {error}") from error
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise EngineError(500, f"{path}: {error}") from error
         finally:
             connection.close()
         if response.status != 200:
             raise EngineError(response.status, str(answer.get("error", answer)))
-        return answer["tokens"]
+        return answer
 
     def _parameters(self, settings: EngineSettings) -> Any:
         parameters = xllamacpp.CommonParams()

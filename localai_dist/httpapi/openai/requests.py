@@ -23,6 +23,8 @@ Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Limit = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 """OpenAI's range; ``serving.sampling`` folds it into the 32 bits of the contract with backends."""
+LogitBias = Annotated[dict[str, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=1024)]
+"""OpenAI's: a token's number -> what is added to its score."""
 StopList = Annotated[list[str], Meta(max_length=16)]
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -49,6 +51,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     frequency_penalty: Penalty | None = None
     repeat_penalty: Annotated[float, Meta(ge=0, le=FLOAT32_MAX)] | None = None
     ignore_eos: bool | None = None
+    logit_bias: LogitBias | None = None
     n: Annotated[int, Meta(ge=1, le=1)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -75,6 +78,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
             presence_penalty=self.presence_penalty,
             stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
             ignore_eos=bool(self.ignore_eos),
+            logit_bias=encoded(self.logit_bias, "logit_bias") if self.logit_bias else "",
         )
 
 
