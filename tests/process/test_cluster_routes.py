@@ -22,7 +22,7 @@ from tests.process.scripted import add_model, admin, chat, reported
 LIVE_WINDOW = 4.0
 TICK = 1.0
 ROUTE_WAIT = 1.0
-CUTS = 4
+CUTS = 3
 RETRYABLE = ("worker_reconnecting", "worker_unavailable", "peer_unreachable")
 """Codes that tell a client to try again."""
 

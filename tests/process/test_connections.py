@@ -22,6 +22,7 @@ MOST = 20
 """``max_connections``: fifteen of the frontends, PostgreSQL's own reserve, and ours."""
 IDLE = 10.0
 """How long the idle cluster is looked at (s)."""
+LOOKS = 4
 A_SECOND = 2.0
 """Statements of an idle frontend. Source: BR-105."""
 
@@ -90,16 +91,23 @@ def crash(server: PostgresServer) -> Callable[[], None]:
     return run
 
 
+@pytest.mark.slow
 def test_an_idle_cluster_asks_little(cluster: Cluster) -> None:
     """Idle, with five workers that beat, a frontend asks at most two statements a second (BR-105)."""
     server = server_of(cluster)
     until("everybody at work", lambda: at_work(cluster), HOMED_WITHIN)
-    asked = f"select xact_commit + xact_rollback from pg_stat_database where datname = '{DATABASE}'"
-    flushed = server.run(asked)
-    until("PostgreSQL's counters moving", lambda: server.run(asked) != flushed, 15)
-    [(before,)] = server.run(asked)
+    rates: list[float] = []
+    # What a start or a restart asked is counted late: the first look may see it, the last may not.
+    while not rates or (rates[-1] > A_SECOND and len(rates) < LOOKS):
+        rates.append(asked(server, IDLE) / IDLE / FRONTENDS)
+    assert 0 < rates[-1] <= A_SECOND, f"statements a second: {rates}"
+
+
+def asked(server: PostgresServer, seconds: float) -> float:
+    """Statements of so many seconds; outside a registration each is a transaction of its own."""
+    statement = f"select xact_commit + xact_rollback from pg_stat_database where datname = '{DATABASE}'"
+    [(before,)] = server.run(statement)
     began = time.monotonic()
-    until("the end of the idle time", lambda: time.monotonic() - began >= IDLE, IDLE + 10, every=0.5)
-    [(after,)] = server.run(asked)
-    rate = (after - before) / (time.monotonic() - began)
-    assert 0 < rate <= A_SECOND * FRONTENDS, f"{rate / FRONTENDS:.2f} statements a second"
+    until("the end of the look", lambda: time.monotonic() - began >= seconds, seconds + 10, every=0.2)
+    [(after,)] = server.run(statement)
+    return float(after - before)
