@@ -12,6 +12,8 @@ What it does is scripted by ``Options`` of LoadModel (the model YAML's ``options
 delay          seconds before each token
 tokens         how many tokens it says (``token0 token1 ...``, default 10)
 answer         what it says instead, a word a token
+deltas         a JSON list of replies instead, each a list of chat deltas as JSON: ``content``, ``reasoning_content``,
+               ``tool_calls`` with ``index``, ``id``, ``name``, ``arguments``; Predict says all of them in one reply
 reply_bytes    says this many bytes instead, in pieces of ``piece_bytes`` (default 64 KiB)
 dim            size of its embeddings (default 4)
 error_at       aborts with INTERNAL and the text of ``error`` at this token (from 1)
@@ -21,8 +23,9 @@ free           ``ok``, ``fail``, ``hang``
 health         ``ok``, or anything else for a wrong answer
 sigterm        ``obey``, ``ignore``
 transcribe     ``no``: it has no AudioTranscription; else the text is the size and hash of the recording, which it reads
-events         file that gets a JSON line per event: load, start (with the images, or with the recording and what was
-               asked about it), done, cancelled (with the tokens said), free, sigterm
+events         file that gets a JSON line per event: load, start (with images, messages, tools, choice, grammar and
+               hints, or with the recording and what was asked about it), done, cancelled (with the tokens said), free,
+               sigterm
 =============  =====================================================================================================
 """
 

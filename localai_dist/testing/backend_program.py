@@ -113,11 +113,15 @@ class TestBackend(stubs.BackendServicer):
 
     def Predict(self, request: Any, context: Any) -> Any:
         sent = list(self._generate("Predict", request, context))
-        return pb.Reply(message=b"".join(piece for piece, _ in sent), tokens=len(sent), prompt_tokens=_words(request))
+        return pb.Reply(
+            message=b"".join(reply.message for reply in sent),
+            chat_deltas=[delta for reply in sent for delta in reply.chat_deltas],
+            tokens=len(sent),
+            prompt_tokens=_words(request),
+        )
 
     def PredictStream(self, request: Any, context: Any) -> Iterator[Any]:
-        for piece, number in self._generate("PredictStream", request, context):
-            yield pb.Reply(message=piece, tokens=number, prompt_tokens=_words(request))
+        yield from self._generate("PredictStream", request, context)
 
     def Embedding(self, request: Any, context: Any) -> Any:
         self._check(request, context)
@@ -174,14 +178,15 @@ class TestBackend(stubs.BackendServicer):
         if request.ModelIdentity and request.ModelIdentity != self.loaded:
             context.abort(grpc.StatusCode.NOT_FOUND, "model identity mismatch")
 
-    def _generate(self, method: str, request: Any, context: Any) -> Iterator[tuple[bytes, int]]:
+    def _generate(self, method: str, request: Any, context: Any) -> Iterator[Any]:
         self._check(request, context)
-        with self._told(method, context, images=list(request.Images)) as call:
-            for number, piece in enumerate(self._pieces(request), 1):
+        with self._told(method, context, **_asked(request)) as call:
+            for number, reply in enumerate(self._replies(request), 1):
                 call.said = number
                 if call.cancelled.wait(self.script.number("delay")) or self._dies(context, number):
                     return
-                yield piece, number
+                reply.tokens, reply.prompt_tokens = number, _words(request)
+                yield reply
             call.whole = True
 
     @contextmanager
@@ -199,6 +204,12 @@ class TestBackend(stubs.BackendServicer):
             with self._lock:
                 self._running -= 1
             self.script.report("done" if call.whole else "cancelled", method=method, tokens=call.said)
+
+    def _replies(self, request: Any) -> Iterator[Any]:
+        deltas = self.script.text("deltas")
+        if deltas:
+            return (pb.Reply(chat_deltas=[pb.ChatDelta(**delta) for delta in reply]) for reply in json.loads(deltas))
+        return (pb.Reply(message=piece) for piece in self._pieces(request))
 
     def _pieces(self, request: Any) -> Iterator[bytes]:
         size = int(self.script.number("reply_bytes"))
@@ -241,6 +252,22 @@ class TokenCheck(_Interceptor):
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "missing or wrong backend token")
 
         return grpc.unary_unary_rpc_method_handler(refuse)
+
+
+def _asked(request: Any) -> dict[str, object]:
+    """What a test wants to know of a request."""
+    messages = [
+        {field.name: value for field, value in message.ListFields()}  # those that are not empty
+        for message in request.Messages
+    ]
+    return {
+        "images": list(request.Images),
+        "messages": messages,
+        "tools": request.Tools,
+        "choice": request.ToolChoice,
+        "grammar": request.Grammar,
+        "hints": dict(request.Metadata),
+    }
 
 
 def _words(request: Any) -> int:

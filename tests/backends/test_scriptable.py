@@ -67,6 +67,30 @@ class ScriptableTests(TestCase):
         self.assertEqual((await self.channel.tokenize(pb.PredictOptions(Prompt="a b c"))).length, 3)
         self.assertEqual((await self.channel.status()).state, pb.StatusResponse.READY)
 
+    async def test_deltas(self) -> None:
+        """
+        It answers with the chat deltas it is told, and reports the messages and tools it was asked with.
+        """
+        call = {"index": 0, "id": "c1", "name": "f", "arguments": "{"}
+        deltas = [[{"content": "hm"}], [{"tool_calls": [call]}, {"tool_calls": [{"arguments": "}"}]}]]
+        await self.load(deltas=json.dumps(deltas))
+        message = pb.Message(role="tool", content="wet", tool_call_id="c0")
+        request = pb.PredictOptions(Messages=[message], Tools="[]", ToolChoice='"auto"', Metadata={"a": "b"})
+        replies = [reply async for reply in self.channel.predict_stream(request)]
+        self.assertEqual([len(reply.chat_deltas) for reply in replies], [1, 2])
+        whole = await self.channel.predict(request)
+        self.assertEqual(
+            list(whole.chat_deltas),
+            [
+                pb.ChatDelta(content="hm"),
+                pb.ChatDelta(tool_calls=[pb.ToolCallDelta(**call)]),
+                pb.ChatDelta(tool_calls=[pb.ToolCallDelta(arguments="}")]),
+            ],
+        )
+        event = await self.event("start")
+        self.assertEqual(event["messages"], [{"role": "tool", "content": "wet", "tool_call_id": "c0"}])
+        self.assertEqual((event["tools"], event["choice"], event["hints"]), ("[]", '"auto"', {"a": "b"}))
+
     async def test_cancel_is_reported(self) -> None:
         """
         It reports a cancellation within 2 s, with how far it had come (WALK-7).
