@@ -327,7 +327,8 @@ class WholeAnswerTests(SynchronousTestCase):
         Whoever wants one call at a time gets the first, whatever the backend does.
         """
         calls = [call(0, "a", "weather"), call(1, "b", "clock", "{}"), call(0, "", "", "{}"), call(1, "", "", "x")]
-        got = ask(deltas(delta("", "", *calls)), tools=[tool()], parallel_tool_calls=False)
+        got = ask(deltas(delta("", "", *calls), tokens=5), tools=[tool()], parallel_tool_calls=False, max_tokens=5)
+        self.assertEqual(got.json["choices"][0]["finish_reason"], "tool_calls")
         self.assertEqual([one["id"] for one in self.message(got)["tool_calls"]], ["a"])
         self.assertEqual(self.message(got)["tool_calls"][0]["function"]["arguments"], "{}")
 
@@ -428,15 +429,19 @@ class StreamTests(SynchronousTestCase):
 
     def test_one_call_was_wanted(self) -> None:
         """
-        Streamed too, whoever wants one call at a time gets one.
+        Streamed too, whoever wants one call at a time gets one; at the second the backend is stopped.
         """
-        got = stream(
-            deltas(delta("", "", call(0, "a", "weather", "{}"), call(1, "b", "clock"))),
-            deltas(delta("", "", call(1, "", "", "{}"))),
-            tools=[tool()],
-            parallel_tool_calls=False,
-        )
-        self.assertEqual([piece["index"] for one in said(got) for piece in one["tool_calls"]], [0])
+        source = FakeStream()
+        world = World(FakeChannel(stream=source))
+        wish = {"stream": True, "tools": [tool()], "parallel_tool_calls": False, "max_tokens": 9}
+        got = world.send("POST", "/v1/chat/completions", {**CHAT, **wish})
+        source.feed(deltas(delta("", "", call(0, "a", "weather", "{"))))
+        source.feed(deltas(delta("", "", call(0, "", "", "}")), tokens=8))
+        self.assertFalse(source.cancelled)
+        source.feed(deltas(delta("", "", call(1, "b", "clock")), tokens=9))
+        self.assertEqual((source.cancelled, world.replicas.running, got.ended), (True, 0, True))
+        pieces = [piece for one in said(got) for piece in one["tool_calls"]]
+        self.assertEqual([(piece["index"], piece["function"]["arguments"]) for piece in pieces], [(0, "{"), (0, "}")])
         self.assertEqual(ending(got), "tool_calls")
 
     def test_likely(self) -> None:

@@ -52,6 +52,11 @@ class Calls:
         """Whether there was one."""
         return self._count > 0
 
+    @property
+    def enough(self) -> bool:
+        """Whether a call began that nobody wants: what the backend says from here on is not told."""
+        return self._single and self._count > 1
+
     def take(self, delta: pb.ToolCallDelta) -> CallPiece | None:
         """The piece that ``delta`` is; None when the client is not told of it."""
         if not (delta.id or delta.name or delta.arguments):

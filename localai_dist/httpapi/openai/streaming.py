@@ -36,6 +36,9 @@ async def _chunks(generation: Generation, events: EventStream, shape: Shape, tra
         await events.send(opening)
     async for reply in generation:
         await _tell(events, shape, transcript.take(reply))
+        if transcript.over:
+            generation.close()  # the backend need not go on
+            break
     await _tell(events, shape, Said(transcript.rest()))
     await events.send(shape.last(transcript.finish_reason()))
     if shape.with_usage:

@@ -118,8 +118,15 @@ class Transcript:
             "total_tokens": self._prompt + self.completion_tokens,
         }
 
+    @property
+    def over(self) -> bool:
+        """Whether the client has all that it wants, though the backend may have more to say."""
+        return self._calls.enough
+
     def finish_reason(self) -> str:
         """``length`` when a limit was reached, else ``tool_calls`` or ``stop``; the contract has no field that says."""
+        if self.over:
+            return "tool_calls"
         limits = self._limits
         spent = self._completion
         if limits.tokens and spent >= limits.tokens:
