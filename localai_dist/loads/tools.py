@@ -42,7 +42,7 @@ class VerbsLike(Protocol):
 
 
 class StagerLike(Protocol):
-    """Model files onto nodes (``staging.upload.Stager``)."""
+    """Model files onto nodes (``staging.stager.Stager``)."""
 
     async def sources(self, model: str, relatives: Sequence[str], hints: Sequence[str] = ()) -> Sources:
         """The model's files on this frontend."""

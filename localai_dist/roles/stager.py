@@ -17,7 +17,7 @@ from localai_dist.relay.http import NodeHttp
 from localai_dist.settings.frontend import FrontendSettings
 from localai_dist.staging.by_store import StoreStager
 from localai_dist.staging.request_files import RequestFiles
-from localai_dist.staging.upload import Stager
+from localai_dist.staging.stager import Stager
 
 
 class Storage(Protocol):

@@ -10,7 +10,7 @@ Reading order (the first three are pure)::
     reader.py     a file for worker threads;  source.py  a model's files;  digests.py  their hashes
     identity.py   what a file is called while it is hashed
     piece.py      the body of one PUT;  transient.py  what passes by itself
-    upload.py     Stager and Upload;  by_store.py  the same by way of an object store
+    upload.py     one file;  stager.py  all files of a model;  by_store.py  the same by way of an object store
     request_files.py  files of one request
 
     Stager.stage ─▶ Upload: hash ─▶ HEAD ─┬─ there: skip

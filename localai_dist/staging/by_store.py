@@ -21,8 +21,9 @@ from localai_dist.staging.errors import NoSpace, StagingError, UploadRefused
 from localai_dist.staging.piece import PieceBody
 from localai_dist.staging.plan import SourceFile
 from localai_dist.staging.progress import Progress
+from localai_dist.staging.stager import Stager
 from localai_dist.staging.transient import Later
-from localai_dist.staging.upload import HoldLike, NodeHttp, Stager, Upload
+from localai_dist.staging.upload import HoldLike, NodeHttp, Upload
 from localai_dist.units import MINUTE
 from localai_dist.wire.file_verbs import FILES_ENSURE, EnsureReply, EnsureRequest
 from localai_dist.wire.verbs import Verb
@@ -63,7 +64,7 @@ class StoreStager(Stager):
 class _ByStore(Upload):
     """One file on its way to one node, by way of the store."""
 
-    _stager: StoreStager
+    _means: StoreStager
 
     async def _first_look(self) -> int | None:
         return None  # an object is named by its hash
@@ -115,19 +116,19 @@ class _ByStore(Upload):
 
     async def _ask(self) -> EnsureReply:
         request = EnsureRequest(self._file.key, object_key(self._names.sha256), self._names.sha256, self._file.size)
-        return await self._stager.verbs.call(self._node, FILES_ENSURE, request, timeout=ASK_TIMEOUT)
+        return await self._means.verbs.call(self._node, FILES_ENSURE, request, timeout=ASK_TIMEOUT)
 
     async def _give(self) -> None:
         """The file into the store."""
         key, size = object_key(self._names.sha256), self._file.size
         step = part_size(size)
         if size <= step:
-            await self._sent_by(0, size, lambda body: self._stager.store.put(key, body))
+            await self._sent_by(0, size, lambda body: self._means.store.put(key, body))
             return
-        upload = await self._stager.store.begin(key)
+        upload = await self._means.store.begin(key)
         try:
             tags = [await self._tag(key, upload, start, step) for start in range(0, size, step)]
-            await self._stager.store.complete(key, upload, tags)
+            await self._means.store.complete(key, upload, tags)
         except BaseException:
             await self._abandon(key, upload)
             raise
@@ -136,10 +137,10 @@ class _ByStore(Upload):
         self._hold.check()
         length = min(step, self._file.size - start)
         number = start // step + 1
-        return await self._sent_by(start, length, lambda body: self._stager.store.put_part(key, upload, number, body))
+        return await self._sent_by(start, length, lambda body: self._means.store.put_part(key, upload, number, body))
 
     async def _sent_by(self, start: int, length: int, send: Callable[[PieceBody], Awaitable[T]]) -> T:
-        body = PieceBody(self._file.path, start, length, in_thread=self._stager.in_thread, taken=self._given)
+        body = PieceBody(self._file.path, start, length, in_thread=self._means.in_thread, taken=self._given)
         try:
             result = await send(body)
             body.confirmed()
@@ -149,7 +150,7 @@ class _ByStore(Upload):
 
     async def _abandon(self, key: str, upload: str) -> None:
         try:
-            await self._stager.store.abandon(key, upload)
+            await self._means.store.abandon(key, upload)
         except (StoreAway, StoreRefused) as error:
             self.log.info("parts of {key} are left in the object store: {error}", key=key, error=error)
 

@@ -20,8 +20,9 @@ from localai_dist.staging.errors import HoldExpired, SourceMissing, StagingError
 from localai_dist.staging.hold_timer import HoldTimer
 from localai_dist.staging.plan import SourceFile
 from localai_dist.staging.progress import Progress
+from localai_dist.staging.stager import Stager
 from localai_dist.staging.transient import WAY_FAILURES
-from localai_dist.staging.upload import HoldLike, Stager, Upload
+from localai_dist.staging.upload import HoldLike, Upload
 from localai_dist.units import HOUR, MINUTE
 from localai_dist.wire.file_verbs import FILES_RELEASE, ErrorReply, ReleaseRequest
 from localai_dist.wire.keys import ephemeral_key

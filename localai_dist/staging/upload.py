@@ -1,5 +1,5 @@
 """
-Model files onto a node: probe, skip, resume, send in pieces, have the hash checked; go on after every cut.
+One file onto a node: probe, skip, resume, send in pieces, have the hash checked; go on after every cut.
 
 The way is HTTP over the node's tunnel, in the bulk class. Progress is what the transport took, what was hashed on
 either side, and a confirmed skip; each moves the hold. The hold is the retry budget: silence ends it, size does not.
@@ -9,8 +9,7 @@ Source: surface §5.6, internals §4b, LOAD-3, LOAD-10, LOAD-11.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 from urllib.parse import quote
 
@@ -34,21 +33,17 @@ from localai_dist.staging.answers import (
     read_probe,
 )
 from localai_dist.staging.digests import Digests
-from localai_dist.staging.errors import HoldExpired, NoSpace, UploadRefused
-from localai_dist.staging.hold_timer import HoldTimer
+from localai_dist.staging.errors import NoSpace, UploadRefused
 from localai_dist.staging.identity import Identity
 from localai_dist.staging.piece import PieceBody
-from localai_dist.staging.plan import SourceFile, StagedFile, next_piece, total_size
+from localai_dist.staging.plan import SourceFile, StagedFile, next_piece
 from localai_dist.staging.progress import Progress
 from localai_dist.staging.reader import InThread
-from localai_dist.staging.source import Sources, list_sources
 from localai_dist.staging.transient import WAY_FAILURES, Later, passes
-from localai_dist.units import HOUR
 from localai_dist.wire.files import (
     CONTENT_RANGE,
     FILES_PATH,
     FINGERPRINT,
-    PIECE_BYTES,
     RESUME_INCOMPLETE,
     TARGET_SHA256,
     ContentRange,
@@ -56,9 +51,6 @@ from localai_dist.wire.files import (
 
 RETRY = Backoff(first=1.0, cap=5.0)
 """Between attempts. Short: a newer tunnel of the worker is to be used at once, and asking costs one query."""
-
-RETRY_BUDGET: float = 1 * HOUR
-"""How long interruptions are outlived for a caller that has no deadline of its own (s)."""
 
 VERIFY_POLL = 1.0
 """Between two looks at how far the worker's hashing has come (s)."""
@@ -104,84 +96,32 @@ class HoldLike(Protocol):
         """Raise if the load is over."""
 
 
-class Stager:
-    """
-    Puts the files of models on nodes.
+class Means(Protocol):
+    """What every upload of a frontend shares (``stager.Stager``)."""
 
-    Args:
-        http: requests to nodes.
-        models_dir: where this frontend's model files are.
-        clock: for the pauses between attempts.
-        in_thread: runs blocking file calls.
-        chance: random numbers from 0 to 1, for the jitter.
-        piece: the most bytes of one PUT.
-    """
+    @property
+    def http(self) -> NodeHttp:
+        """Requests to nodes."""
 
-    def __init__(
-        self,
-        http: NodeHttp,
-        models_dir: Path,
-        *,
-        clock: IReactorTime,
-        in_thread: InThread,
-        chance: Callable[[], float],
-        piece: int = PIECE_BYTES,
-    ) -> None:
-        self.http = http
-        self.clock = clock
-        self.in_thread = in_thread
-        self.chance = chance
-        self.piece = piece
-        self.digests = Digests(in_thread)
-        self._models_dir = models_dir
+    @property
+    def clock(self) -> IReactorTime:
+        """Times the pauses."""
 
-    async def sources(self, model: str, relatives: Sequence[str], hints: Sequence[str] = ()) -> Sources:
-        """
-        The files named by ``relatives``, the first of them required, with directories walked; see ``list_sources``.
+    @property
+    def in_thread(self) -> InThread:
+        """Runs blocking file calls."""
 
-        Raises:
-            SourceMissing: the required one is not in the models folder.
-        """
-        found: Sources = await self.in_thread(list_sources, self._models_dir, model, relatives, hints)
-        return found
+    @property
+    def chance(self) -> Callable[[], float]:
+        """Random numbers from 0 to 1, for the jitter."""
 
-    async def stage(
-        self, node: NodeId, files: Sequence[SourceFile], progress: Progress, hold: HoldLike | None = None
-    ) -> tuple[StagedFile, ...]:
-        """
-        Have ``files`` on ``node``, whole and verified; those that are there already are not sent.
+    @property
+    def piece(self) -> int:
+        """The most bytes of one PUT."""
 
-        Args:
-            hold: the caller's deadline, for as long as which interruptions are outlived; None is ``RETRY_BUDGET``.
-
-        Raises:
-            StagingError: a source can't be read, or the worker refused a file.
-            Unreached: the node can't be reached and no retry will change that.
-            HoldExpired, CancelledError: from ``hold``.
-        """
-        if hold is not None:
-            return await self._stage(node, files, progress, hold)
-        began = self.clock.seconds()
-        own = HoldTimer(self.clock, base=RETRY_BUDGET, stall=RETRY_BUDGET, cap=RETRY_BUDGET)
-        try:
-            return await own.run(self._stage(node, files, progress, own))
-        except HoldExpired as error:
-            raise HoldExpired(f"{error} ({progress.summary(self.clock.seconds() - began)})") from error
-
-    async def _stage(
-        self, node: NodeId, files: Sequence[SourceFile], progress: Progress, hold: HoldLike
-    ) -> tuple[StagedFile, ...]:
-        progress.begin(total_size(files), len(files))
-        staged = []
-        for file in files:
-            progress.next_file(file.relative)
-            staged.append(await self.upload(node, file, progress, hold).run())
-            progress.file_done(file.size)
-        return tuple(staged)
-
-    def upload(self, node: NodeId, file: SourceFile, progress: Progress, hold: HoldLike) -> Upload:
-        """One file on its way."""
-        return Upload(self, node, file, progress, hold)
+    @property
+    def digests(self) -> Digests:
+        """Hashes of the source files."""
 
 
 class Upload:
@@ -189,14 +129,14 @@ class Upload:
 
     log = Logger()
 
-    def __init__(self, stager: Stager, node: NodeId, file: SourceFile, progress: Progress, hold: HoldLike) -> None:
-        self._stager = stager
+    def __init__(self, means: Means, node: NodeId, file: SourceFile, progress: Progress, hold: HoldLike) -> None:
+        self._means = means
         self._node = node
         self._file = file
         self._progress = progress
         self._hold = hold
         self._path = FILES_PATH + quote(file.key)
-        self._names = Identity(stager.digests, file.path, hold.observe)
+        self._names = Identity(means.digests, file.path, hold.observe)
         self._sent = 0
         self._restarts = 0
 
@@ -239,7 +179,7 @@ class Upload:
         Its pieces may go while it is hashed, if the worker knows how. What is there may be this very file, and that
         needs no sending, so it is only compared.
         """
-        if self._names.sha256 or self._file.size <= self._stager.piece:
+        if self._names.sha256 or self._file.size <= self._means.piece:
             return None
         try:
             response = await self._head()
@@ -287,7 +227,7 @@ class Upload:
             if found.verified > seen:
                 seen = found.verified
                 self._hold.observe()
-            await deferLater(self._stager.clock, VERIFY_POLL)
+            await deferLater(self._means.clock, VERIFY_POLL)
         self._progress.in_file = found.offset if isinstance(found, ResumeAt) else 0
         if isinstance(found, There):
             self._hold.observe()
@@ -306,13 +246,13 @@ class Upload:
         return read_probe(response.code, headers, sha256=names.sha256, size=size, fingerprint=names.fingerprint)
 
     async def _head(self) -> IResponse:
-        deadline = min(self._hold.deadline, self._stager.clock.seconds() + PROBE_TIMEOUT)
+        deadline = min(self._hold.deadline, self._means.clock.seconds() + PROBE_TIMEOUT)
         return await self._request("HEAD", {}, None, TrafficClass.CONTROL, deadline)
 
     async def _send_from(self, offset: int) -> str | None:
         """Send pieces from ``offset``: the remote path once the file is whole, None to ask where it stands."""
         while True:
-            range_ = next_piece(offset, self._file.size, self._stager.piece) if self._file.size else None
+            range_ = next_piece(offset, self._file.size, self._means.piece) if self._file.size else None
             last = range_ is None or range_.finishes
             if last or self._names.is_ready or not self._names.fingerprint:
                 await self._hash()
@@ -343,7 +283,7 @@ class Upload:
         if range_ is not None:
             headers[CONTENT_RANGE] = str(range_)
         start, length = (0, 0) if range_ is None else (range_.start, range_.length)
-        body = PieceBody(self._file.path, start, length, in_thread=self._stager.in_thread, taken=self._taken)
+        body = PieceBody(self._file.path, start, length, in_thread=self._means.in_thread, taken=self._taken)
         try:
             response = await self._request("PUT", headers, body, TrafficClass.BULK, self._hold.deadline)
             if response.code in (200, RESUME_INCOMPLETE):
@@ -360,7 +300,7 @@ class Upload:
         traffic: TrafficClass,
         deadline: float,
     ) -> IResponse:
-        return await self._stager.http.request(
+        return await self._means.http.request(
             self._node, method, self._path, headers=headers, body=body, traffic=traffic, deadline=deadline
         )
 
@@ -371,7 +311,7 @@ class Upload:
 
     async def _pause(self, attempt: int) -> None:
         self._progress.phase = "waiting"
-        await deferLater(self._stager.clock, RETRY.delay(attempt, self._stager.chance()))
+        await deferLater(self._means.clock, RETRY.delay(attempt, self._means.chance()))
 
     def _raise_unless_passing(self, error: Exception) -> None:
         if not passes(error):

@@ -26,7 +26,7 @@ from localai_dist.staging.errors import UploadRefused
 from localai_dist.staging.plan import StagedFile
 from localai_dist.staging.progress import Progress
 from localai_dist.staging.source import list_sources
-from localai_dist.staging.upload import Stager
+from localai_dist.staging.stager import Stager
 from localai_dist.units import KiB, MiB
 from localai_dist.worker.containment import Areas
 from localai_dist.worker.files import FilesResource

@@ -24,7 +24,7 @@ from localai_dist.staging.hold_timer import HoldTimer
 from localai_dist.staging.plan import StagedFile
 from localai_dist.staging.progress import Progress
 from localai_dist.staging.source import list_sources
-from localai_dist.staging.upload import Stager
+from localai_dist.staging.stager import Stager
 from localai_dist.units import KiB, MiB
 from localai_dist.wire import file_verbs as wire
 from localai_dist.wire.verbs import MODEL_DELETE, Empty, ModelNameRequest

@@ -13,7 +13,7 @@ from localai_dist.ids import NodeId
 from localai_dist.reach import DeadlineExceeded, NoRoute, NotServed, Outcome, Reconnecting, Unreached
 from localai_dist.staging.errors import NoSpace, SourceMissing, StagingError, UploadRefused
 from localai_dist.staging.request_files import STALL, RequestFiles
-from localai_dist.staging.upload import Stager
+from localai_dist.staging.stager import Stager
 from localai_dist.wire.file_verbs import FILES_RELEASE, ErrorReply, ReleaseRequest
 from localai_dist.wire.keys import InvalidKey
 from localai_dist.wire.verbs import Verb

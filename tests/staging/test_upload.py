@@ -20,7 +20,7 @@ from localai_dist.staging.hold_timer import HoldTimer
 from localai_dist.staging.piece import PieceBody
 from localai_dist.staging.plan import SourceFile, StagedFile
 from localai_dist.staging.progress import Progress
-from localai_dist.staging.upload import Stager
+from localai_dist.staging.stager import Stager
 from localai_dist.wire.files import Target
 from tests.staging.doubles import Answer, CountingHold, FileServer, Kept, Sink, at_once
 

@@ -13,7 +13,7 @@ from localai_dist.ids import InstanceId, NodeId
 from localai_dist.relay.control import VerbClient
 from localai_dist.relay.forward import Forwarder
 from localai_dist.relay.http import NodeHttp
-from localai_dist.staging.upload import Stager
+from localai_dist.staging.stager import Stager
 from localai_dist.units import MiB
 from localai_dist.worker.service import BackendWorkerConfig, WorkerServer, make_backend_worker
 from tests.relay.mesh import Held, Registry
