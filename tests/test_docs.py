@@ -13,6 +13,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from localai_dist import reach
 from localai_dist.catalog import parse
 from localai_dist.cli.operator.main import command
+from localai_dist.httpapi.openai.requests import ChatRequest
 from localai_dist.reach import Answer
 from localai_dist.settings.agent import AgentSettings
 from localai_dist.settings.frontend import FrontendSettings
@@ -157,6 +158,17 @@ class TableTests(SynchronousTestCase):
         inner = set(parse._ParametersKeys.__struct_fields__)
         known = (top - {"parameters", "template"}) | inner | set(parse._TemplateKeys.__struct_fields__)
         self.assertEqual({key.rpartition(".")[2] for key in named}, known)
+
+    def test_chat_fields(self) -> None:
+        """The page on OpenAI's API lists exactly the fields that a chat has; of others, that they are ignored."""
+        text = (ROOT / "docs/reference/openai.md").read_text(encoding="utf-8")
+        section = text[text.index("## Chats") : text.index("### Messages")]
+        rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("| `")]
+        served = {field for row in rows if row[-1].strip() != "ignored" for field in _INLINE.findall(row[0])}
+        ignored = {field for row in rows if row[-1].strip() == "ignored" for field in _INLINE.findall(row[0])}
+        known = set(ChatRequest.__struct_fields__)
+        self.assertEqual({field.partition(".")[0] for field in served}, known)
+        self.assertEqual(ignored & known, set())
 
     def test_every_outcome(self) -> None:
         """The table of outcomes says what the predicates say."""

@@ -235,6 +235,14 @@ class RefusalTests(SynchronousTestCase):
         """
         self.refused("logit_bias", logit_bias={str(number): 1 for number in range(1025)})
 
+    def test_sound(self) -> None:
+        """
+        An answer that is to be heard is refused; text is what there is.
+        """
+        self.refused("modalities", modalities=["text", "audio"])
+        got = World().send("POST", "/v1/chat/completions", {**CHAT, "modalities": ["text"]})
+        self.assertEqual(got.status, 200)
+
     def test_what_tools_were_called_once(self) -> None:
         """
         The names that tools had once are refused in words, not left out.

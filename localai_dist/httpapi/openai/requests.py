@@ -118,6 +118,7 @@ class ChatRequest(SamplingFields, kw_only=True):
     response_format: ResponseFormat | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    modalities: list[str] | None = None
     functions: object = None
     function_call: object = None
 
@@ -144,6 +145,8 @@ class ChatRequest(SamplingFields, kw_only=True):
         if self.functions or self.function_call:
             param = "functions" if self.functions else "function_call"
             raise bad_request(f"{param}: not served here: say it with tools and tool_choice", param)
+        if self.modalities and self.modalities != ["text"]:
+            raise bad_request("modalities: only text is served here", "modalities")
         if self.top_logprobs is not None and not self.logprobs:
             raise bad_request("top_logprobs: only together with logprobs: true", "top_logprobs")
         offer = offer_of(self.tools or (), self.tool_choice, parallel=self.parallel_tool_calls is not False)
