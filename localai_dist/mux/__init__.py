@@ -3,7 +3,7 @@ yamux without I/O: bytes in, events out; the shell around it is ``net/``.
 
 Read in this order: ``classes`` (control, inference, bulk), ``frame`` (the header), ``errors`` (whose fault),
 ``window`` (credit), ``stream`` (one stream's table and queues), ``pacing`` (delay cap, transport limit), ``sender``
-(whose bytes go next), ``events``, ``receiver`` and ``session`` (one end of a session).
+(whose bytes go next), ``events``, ``limits`` (bounds), ``receiver`` and ``session`` (one end of a session).
 
 ::
 

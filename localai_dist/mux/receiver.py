@@ -30,8 +30,8 @@ from localai_dist.mux.stream import IllegalInput, Input, State, Stream
 from localai_dist.mux.window import WindowPool
 
 if TYPE_CHECKING:
+    from localai_dist.mux.limits import Limits
     from localai_dist.mux.sender import Sender
-    from localai_dist.mux.session import Limits
 
 _KNOWN_FLAGS = int(Flag.SYN | Flag.ACK | Flag.FIN | Flag.RST)
 _SYN, _ACK, _FIN, _RST = int(Flag.SYN), int(Flag.ACK), int(Flag.FIN), int(Flag.RST)

@@ -9,7 +9,6 @@ Source: docs/wire/mux.md.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 from localai_dist.mux.classes import TrafficClass
@@ -20,36 +19,14 @@ from localai_dist.mux.errors import (
     TooManyStreams,
 )
 from localai_dist.mux.frame import MAX_LENGTH, Flag, FrameType, GoAway
+from localai_dist.mux.limits import Limits
 from localai_dist.mux.receiver import Receiver
 from localai_dist.mux.sender import Batch, Sender
 from localai_dist.mux.stream import BULK_WINDOW, Input, Stream
 from localai_dist.mux.window import CREDIT_GRAIN, SPEC_WINDOW, WindowPool
-from localai_dist.units import MiB
 
 CONTROL_MAX: Final = 65_536
 """Control frames waiting; a peer that makes us owe it more and takes none ends the session."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """
-    The bounds of a session.
-
-    Attributes:
-        initial_window: announced with each SYN and ACK; at least 256 KiB (bytes).
-        max_window: no receive window grows beyond this (bytes).
-        max_streams: concurrent streams each end may have opened.
-        backlog: own streams the peer has not accepted yet.
-        pool: what all windows may grow by, together (bytes).
-
-    Source: design §7.
-    """
-
-    initial_window: int = SPEC_WINDOW
-    max_window: int = 16 * MiB
-    max_streams: int = 1000
-    backlog: int = 256
-    pool: int = 64 * MiB
 
 
 class Session(Receiver):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from twisted.python.failure import Failure
 
-from localai_dist.mux.session import Limits
+from localai_dist.mux.limits import Limits
 from localai_dist.units import KiB, MiB
 
 

@@ -10,7 +10,8 @@ from twisted.trial.unittest import SynchronousTestCase
 from localai_dist.mux import errors, events
 from localai_dist.mux.classes import TrafficClass
 from localai_dist.mux.frame import Flag, FrameType, encode
-from localai_dist.mux.session import Limits, Session
+from localai_dist.mux.limits import Limits
+from localai_dist.mux.session import Session
 from localai_dist.mux.stream import Stream
 from localai_dist.mux.window import SPEC_WINDOW
 from localai_dist.units import KiB, MiB
