@@ -18,7 +18,10 @@ from localai_dist.serving.grammar import FORMATS, literal, text_of, times
 Schema: TypeAlias = object
 
 MOST: Final = 1000
-"""Repetitions a grammar may ask for; engines refuse a few thousand."""
+"""Repetitions one rule may ask for; engines refuse a few thousand."""
+
+MOST_IN_ALL: Final = 20_000
+"""Repetitions of all rules together: an engine writes out each of them."""
 
 _NOTES: Final = frozenset(
     (
@@ -89,6 +92,7 @@ class _Rules:
     def __init__(self, whole: Mapping[str, object]) -> None:
         self._whole = whole
         self._pointed: dict[str, str] = {}
+        self._repeated = 0
         self.made: dict[str, str] = {}
 
     def of(self, schema: Schema, path: str) -> str:
@@ -108,6 +112,20 @@ class _Rules:
         name = f"r{len(self.made)}"
         self.made[name] = body
         return name
+
+    def bounds(self, schema: dict[str, object], low: str, high: str, path: str) -> tuple[int, int | None]:
+        """How often something is there at least, and at most; counted among all repetitions."""
+        least, most = schema.get(low, 0), schema.get(high)
+        for name, value in ((low, least), (high, most)):
+            if value is not None and (type(value) is not int or not 0 <= value <= MOST):
+                raise UnservedSchema(f"{path}.{name}", f"want a number from 0 to {MOST}")
+        assert isinstance(least, int) and (most is None or isinstance(most, int))
+        if most is not None and least > most:
+            raise UnservedSchema(f"{path}.{low}", f"is more than {high}")
+        self._repeated += most or least
+        if self._repeated > MOST_IN_ALL:
+            raise UnservedSchema(path, f"there are more than {MOST_IN_ALL} repetitions in all")
+        return least, most
 
     def pointed(self, pointer: str, path: str) -> str:
         """The name of the rule of what ``pointer`` points at; it may point at what it is in."""
@@ -204,7 +222,7 @@ def _word(name: str) -> _Make:
 
 
 def _string(rules: _Rules, schema: dict[str, object], path: str) -> str:
-    least, most = _bounds(schema, "minLength", "maxLength", path)
+    least, most = rules.bounds(schema, "minLength", "maxLength", path)
     form = schema.get("format")
     if form is not None:
         if form not in FORMATS:
@@ -218,7 +236,7 @@ def _string(rules: _Rules, schema: dict[str, object], path: str) -> str:
 
 
 def _array(rules: _Rules, schema: dict[str, object], path: str) -> str:
-    least, most = _bounds(schema, "minItems", "maxItems", path)
+    least, most = rules.bounds(schema, "minItems", "maxItems", path)
     item = rules.of(schema.get("items", True), f"{path}.items")
     if most == 0:
         return rules.add('"[" ws "]"')
@@ -233,8 +251,9 @@ def _object(rules: _Rules, schema: dict[str, object], path: str) -> str:
         raise UnservedSchema(f"{path}.properties", "want an object of schemas")
     if not isinstance(required, list) or not all(isinstance(name, str) and name in properties for name in required):
         raise UnservedSchema(f"{path}.required", "want a list of names that are in properties")
+    needed = set(required)
     pairs = [
-        (f'{literal(_compact(name))} ws ":" ws {rules.of(one, f"{path}.properties.{name}")}', name in required)
+        (f'{literal(_compact(name))} ws ":" ws {rules.of(one, f"{path}.properties.{name}")}', name in needed)
         for name, one in properties.items()
     ]
     if pairs:
@@ -267,17 +286,6 @@ def _listed(rules: _Rules, pairs: Sequence[tuple[str, bool]]) -> str:
     wanted = [start for start in starts if start]
     body = " | ".join(wanted)
     return rules.add(f'"{{" ws ({body}){"?" if "" in starts else ""} ws "}}"')
-
-
-def _bounds(schema: dict[str, object], low: str, high: str, path: str) -> tuple[int, int | None]:
-    least, most = schema.get(low, 0), schema.get(high)
-    for name, value in ((low, least), (high, most)):
-        if value is not None and (type(value) is not int or not 0 <= value <= MOST):
-            raise UnservedSchema(f"{path}.{name}", f"want a number from 0 to {MOST}")
-    assert isinstance(least, int) and (most is None or isinstance(most, int))
-    if most is not None and least > most:
-        raise UnservedSchema(f"{path}.{low}", f"is more than {high}")
-    return least, most
 
 
 def _only(schema: Mapping[str, object], known: Sequence[str], path: str) -> None:

@@ -205,6 +205,11 @@ class RefusalTests(SynchronousTestCase):
             ({"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}, f"{schema}.schema"),
         ):
             self.refused(param, response_format=wish)
+        large = {"enum": ["x" * 1000] * 132}
+        message = self.refused(
+            f"{schema}.schema", response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": large}}
+        )
+        self.assertIn("over 131072 bytes", message)
         for inner, place in (({"type": "integer", "minimum": 1}, ".minimum"), ({"type": "what"}, ".type")):
             wish = {"name": "x", "schema": {"type": "object", "properties": {"a": inner}}}
             message = self.refused(

@@ -179,6 +179,7 @@ class RefusalTests(SynchronousTestCase):
             ({"$ref": 5}, ".$ref"),
             ({"$ref": "#/$defs/none"}, ".$ref"),
             ({"$ref": "#/$defs/a", "$defs": {"a": {"items": 5, "type": "array"}}}, ".$defs.a.items"),
+            ({"anyOf": [{"type": "string", "maxLength": MOST}] * 21}, ".anyOf[20]"),
             ({"$ref": "#"}, ""),
             ({"anyOf": [{"$ref": "#"}, {"type": "null"}]}, ""),
             ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"allOf": [{"$ref": "#/$defs/a"}]}}}, ""),

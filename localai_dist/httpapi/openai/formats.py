@@ -8,9 +8,13 @@ import msgspec
 from msgspec import Meta
 
 from localai_dist.httpapi.errors import bad_request
-from localai_dist.httpapi.openai.tools import Identifier, check_depth
+from localai_dist.httpapi.openai.tools import Identifier, check_depth, encoded
 from localai_dist.serving.grammar import ANY_OBJECT
 from localai_dist.serving.schemas import UnservedSchema, grammar_for
+from localai_dist.units import KiB
+
+MAX_SCHEMA = 128 * KiB
+"""Of a schema, as JSON; its grammar is made while nobody else is served. OpenAI's bound is 120,000 characters."""
 
 _TYPES = ("text", "json_object", "json_schema")
 
@@ -49,6 +53,8 @@ def grammar_of(wish: ResponseFormat) -> str:
     if wish.json_schema is None:
         raise bad_request(f"{where}: this field is required", where)
     check_depth(wish.json_schema.schema, f"{where}.schema")
+    if len(encoded(wish.json_schema.schema, f"{where}.schema")) > MAX_SCHEMA:
+        raise bad_request(f"{where}.schema: over {MAX_SCHEMA} bytes", f"{where}.schema")
     try:
         return grammar_for(wish.json_schema.schema)
     except UnservedSchema as error:
