@@ -27,8 +27,8 @@ ATTACKS: tuple[Attack, ...] = (
     Attack(
         name="text-is-told-raw-and-split",
         file="localai_dist/httpapi/openai/text.py",
-        old='            return "".join(delta.content for delta in reply.chat_deltas)\n',
-        new='            return "".join(delta.content for delta in reply.chat_deltas) + reply.message.decode()\n',
+        old='text="".join(delta.content for delta in deltas) if split else',
+        new='text="".join(delta.content for delta in deltas) + message.decode() if split else',
         reddens=(
             f"{TOOLS}.WholeAnswerTests.test_text_is_not_told_twice",
             f"{TOOLS}.StreamTests.test_thoughts_and_text",

@@ -91,14 +91,19 @@ class Transcript:
         """
         self._completion = max(self._completion, reply.tokens)
         self._prompt = max(self._prompt, reply.prompt_tokens)
-        self._replies += bool(reply.message or reply.chat_deltas)
-        if self._source is None and (reply.chat_deltas or reply.message):
-            self._source = _Source.DELTAS if reply.chat_deltas else _Source.MESSAGE
+        message, deltas = reply.message, reply.chat_deltas
+        if message or deltas:
+            self._replies += 1
+            self._source = self._source or (_Source.DELTAS if deltas else _Source.MESSAGE)
+        likely = () if self._wanted_likely is None else tokens_of(reply.logprobs, self._wanted_likely)
+        split = self._source is _Source.DELTAS
+        if not deltas:
+            return Said("" if split else self._decoder.decode(message), likely=likely)
         return Said(
-            text=self._text(reply),
-            reasoning="".join(delta.reasoning_content for delta in reply.chat_deltas),
-            calls=tuple(self._called(reply.chat_deltas)),
-            likely=() if self._wanted_likely is None else tokens_of(reply.logprobs, self._wanted_likely),
+            text="".join(delta.content for delta in deltas) if split else self._decoder.decode(message),
+            reasoning="".join(delta.reasoning_content for delta in deltas),
+            calls=tuple(self._called(deltas)),
+            likely=likely,
         )
 
     def rest(self) -> str:
@@ -134,11 +139,6 @@ class Transcript:
         if limits.context and spent and self._prompt + spent >= limits.context:
             return "length"
         return "tool_calls" if self._calls.any else "stop"
-
-    def _text(self, reply: pb.Reply) -> str:
-        if self._source is _Source.DELTAS:
-            return "".join(delta.content for delta in reply.chat_deltas)
-        return self._decoder.decode(reply.message)
 
     def _called(self, deltas: Iterable[pb.ChatDelta]) -> Iterable[CallPiece]:
         pieces = (self._calls.take(call) for delta in deltas for call in delta.tool_calls)
