@@ -22,7 +22,7 @@ LIVE_WINDOW = FrontendSettings().instance_live_window / FACTOR
 HEARTBEAT = WorkerSettings().heartbeat_interval / FACTOR
 MOVED_WITHIN = 1.5 * LIVE_WINDOW + 3 * HEARTBEAT + 15
 """Swept, told twice, dialled elsewhere (s); with room for a busy machine, and still before the tunnel has departed."""
-TOKENS = 600
+TOKENS = 300
 
 
 @pytest.fixture
