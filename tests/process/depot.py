@@ -19,7 +19,7 @@ from localai_dist.testing.waiting import until
 from localai_dist.testing.web import Reply, ask
 from localai_dist.units import MiB
 from tests.process.faults import FragileCluster
-from tests.process.kit import open_folder, quick_plan
+from tests.process.kit import open_folder, quick_plan, run_to_the_end
 from tests.process.scripted import SERVED_WITHIN, admin, galleries, owners, serves
 
 QUESTION = "What is the capital of Kenya?"
@@ -38,13 +38,8 @@ def fragile(**more: Any) -> Iterator[FragileCluster]:
         spool = {"TMPDIR": str(folder / "tmp")}
         more["frontend_env"] = {**galleries(folder), **PATIENT, **spool, **more.get("frontend_env", {})}
         more["worker_env"] = {**spool, **more.get("worker_env", {})}
-        cluster = FragileCluster(quick_plan(folder / "state", models=["tiny-facts"], **more))
-        cluster.start()
-        try:
+        with run_to_the_end(FragileCluster(quick_plan(folder / "state", models=["tiny-facts"], **more))) as cluster:
             yield cluster
-        finally:
-            cluster.stop()
-            assert [child.name for child in cluster.children if child.is_alive()] == []
 
 
 def fresh(what: str) -> str:

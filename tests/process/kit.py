@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import psycopg2
@@ -25,6 +25,8 @@ from localai_dist.testing.child import checkout, child_environment
 from localai_dist.testing.cluster import Cluster, Plan
 from localai_dist.testing.members import Frontend
 from localai_dist.testing.web import ask
+
+Clustered = TypeVar("Clustered", bound=Cluster)
 
 CLUSTERS: list[Cluster] = []
 """Those that run now: a failing test shows what their children said last."""
@@ -66,7 +68,13 @@ def quick_plan(state: Path, **more: Any) -> Plan:
 @contextmanager
 def running(plan: Plan) -> Iterator[Cluster]:
     """A started cluster; at the end every child must be gone."""
-    cluster = Cluster(plan)
+    with run_to_the_end(Cluster(plan)) as cluster:
+        yield cluster
+
+
+@contextmanager
+def run_to_the_end(cluster: Clustered) -> Iterator[Clustered]:
+    """The same of a cluster of any kind."""
     CLUSTERS.append(cluster)
     try:
         cluster.start()

@@ -21,7 +21,7 @@ from localai_dist.testing.members import Frontend, Worker
 from localai_dist.testing.waiting import until
 from localai_dist.units import KiB, MiB
 from tests.process.faults import FragileCluster, carried
-from tests.process.kit import open_folder, quick_plan
+from tests.process.kit import open_folder, quick_plan, run_to_the_end
 from tests.process.outside import links_of
 from tests.process.scripted import add_model, chat, client, galleries, owners, pin
 
@@ -46,13 +46,8 @@ def fleet() -> Iterator[FragileCluster]:
             models=[],
             frontend_env={**galleries(folder), "LOCALAI_MODEL_LOAD_WAIT": "0"},
         )
-        cluster = FragileCluster(plan)
-        cluster.start()
-        try:
+        with run_to_the_end(FragileCluster(plan)) as cluster:
             yield cluster
-        finally:
-            cluster.stop()
-            assert [child.name for child in cluster.children if child.is_alive()] == []
 
 
 def holder(cluster: Cluster) -> Frontend:

@@ -23,7 +23,7 @@ from localai_dist.testing.cluster import Cluster
 from localai_dist.testing.members import Frontend, Worker
 from localai_dist.testing.waiting import until
 from tests.process.faults import FragileCluster, carried, cut_together
-from tests.process.kit import open_folder, quick_plan, rows, running
+from tests.process.kit import open_folder, quick_plan, rows, run_to_the_end, running
 from tests.process.scripted import add_model, admin, client, galleries, owners, pin, reported
 
 SIZE = 30_000_000
@@ -355,9 +355,9 @@ def test_a_way_that_is_cut(recording: bytes) -> None:
     """
     with open_folder("cut") as folder:
         env = {**galleries(folder), "LOCALAI_UPLOAD_LIMIT": "40MiB", "LOCALAI_ROUTE_WAIT": "60s"}
-        cluster = FragileCluster(quick_plan(folder / "state", workers=1, frontends=1, frontend_env=env))
-        cluster.start()
-        try:
+        with run_to_the_end(
+            FragileCluster(quick_plan(folder / "state", workers=1, frontends=1, frontend_env=env))
+        ) as cluster:
             add_model(cluster, "steady")
             frontend = cluster.frontends[0]
             assert transcribe(cluster, frontend, "steady", b"RIFF").text == heard(b"RIFF")
@@ -367,8 +367,6 @@ def test_a_way_that_is_cut(recording: bytes) -> None:
             assert cluster.tunnels[0].cut == 1
             assert carried(cluster.tunnels) - before < SIZE + RESENT
             assert_nothing_stays(cluster)
-        finally:
-            cluster.stop()
 
 
 def test_a_frontend_that_dies(studio: Cluster, recording: bytes) -> None:

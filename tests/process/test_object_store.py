@@ -13,7 +13,7 @@ from localai_dist.objects.bucket import object_key
 from localai_dist.testing.waiting import until
 from localai_dist.units import MiB
 from tests.process.faults import FragileCluster, carried
-from tests.process.kit import open_folder, quick_plan
+from tests.process.kit import open_folder, quick_plan, run_to_the_end
 from tests.process.outside import backends_of, environment_of
 from tests.process.scripted import SERVED_WITHIN, admin, chat, pin, serves
 from tests.support.object_server import ACCESS_KEY, BUCKET, SECRET_KEY, ObjectServer
@@ -43,13 +43,8 @@ def depot(store: ObjectServer) -> Iterator[FragileCluster]:
     }
     with open_folder("store") as folder:
         plan = quick_plan(folder / "state", models=["tiny-facts"], frontend_env=env, worker_env=env)
-        cluster = FragileCluster(plan)
-        cluster.start()
-        try:
+        with run_to_the_end(FragileCluster(plan)) as cluster:
             yield cluster
-        finally:
-            cluster.stop()
-            assert [child.name for child in cluster.children if child.is_alive()] == []
 
 
 def add(cluster: FragileCluster, name: str) -> str:
