@@ -18,7 +18,7 @@ from localai_dist.loads.stop import stop_exactly
 from localai_dist.loads.tools import Tools
 from localai_dist.reach import Unreached
 from localai_dist.store.errors import StoreUnavailable
-from localai_dist.wire.verbs import MODEL_DELETE, ModelNameRequest
+from localai_dist.wire.verbs import MODEL_DELETE, ModelDeleteRequest
 
 WITHIN = 5.0
 """How long each question to the worker may take (s): a worker that is away does not hold the row up."""
@@ -55,12 +55,13 @@ async def stop_process(tools: Tools, claim: Claim, node: NodeId, replica_index: 
         _log.warn("the process of {key} on node {node} may still run: {error}", key=str(key), node=node, error=error)
 
 
-async def remove_files(tools: Tools, model: str, node: NodeId) -> None:
-    """Remove a model's files from a node, unless a replica there uses them."""
+async def remove_files(tools: Tools, model: str, node: NodeId, *, unfinished_only: bool = False) -> None:
+    """Remove a model's files from a node, or only those that are not whole, unless a replica there uses them."""
     try:
         if any(replica.node_id == node for replica in await tools.fleet.replicas.of_model(model)):
             return
-        reply = await tools.verbs.call(node, MODEL_DELETE, ModelNameRequest(model), timeout=WITHIN)
+        request = ModelDeleteRequest(model, unfinished_only)
+        reply = await tools.verbs.call(node, MODEL_DELETE, request, timeout=WITHIN)
         trouble = "" if reply.success else reply.error
     except (Unreached, StoreUnavailable) as error:
         trouble = str(error)

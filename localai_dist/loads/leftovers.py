@@ -1,6 +1,7 @@
 """
-What loads of a model left on workers, removed once the model is deleted: above all the partial files of failed ones.
+The unfinished files that failed loads of a model left on workers, removed once the model is deleted.
 
+Whole files stay: only this frontend is asked whether the model is gone, and another one may still serve it.
 A file may go and come back within a second, when an editor saves it: the deletion counts only if it has lasted for a
 moment. Whoever loads the model then, here or elsewhere, is none of this: a load that runs is cancelled by its own
 frontend, with what it left. A replica's files stay as long as it runs, and a worker that is away removes a partial file
@@ -61,7 +62,7 @@ class Leftovers:
         if row is not None and row.state is not JobState.FAILED:
             return
         for node in await self._tools.fleet.connected():
-            await remove_files(self._tools, model, node)
+            await remove_files(self._tools, model, node, unfinished_only=True)
 
     def _over(self, result: Any, model: str) -> Any:
         self._waiting.pop(model, None)

@@ -205,10 +205,16 @@ class ModelUnloadRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     address: str = ""
 
 
-class ModelNameRequest(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A model by name."""
+class ModelDeleteRequest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """
+    Remove the staged files of a model.
+
+    Attributes:
+        unfinished_only: whole files stay, and what is being written.
+    """
 
     model_name: str = ""
+    unfinished_only: bool = False
 
 
 class DoneReply(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -357,7 +363,7 @@ MODEL_STOP: Final = Verb(
     "/v1/control/model/stop", VerbKind.UNARY, ModelStopRequest, ModelStopReply, 10.0, survives_caller=True
 )
 MODEL_UNLOAD: Final = Verb("/v1/control/model/unload", VerbKind.UNARY, ModelUnloadRequest, DoneReply, 30.0)
-MODEL_DELETE: Final = Verb("/v1/control/model/delete", VerbKind.UNARY, ModelNameRequest, DoneReply, 30.0)
+MODEL_DELETE: Final = Verb("/v1/control/model/delete", VerbKind.UNARY, ModelDeleteRequest, DoneReply, 30.0)
 MODELS_RUNNING: Final = Verb("/v1/control/models/running", VerbKind.UNARY, Empty, RunningReply, 10.0)
 NODE_STOP: Final = Verb("/v1/control/node/stop", VerbKind.SILENT, Empty, Empty, 10.0)
 

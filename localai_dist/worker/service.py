@@ -226,6 +226,7 @@ def make_backend_worker(
     verbs = Verbs(
         supervisor=supervisor,
         areas=areas,
+        uploads=uploads,
         requests=requests,
         offload=offload,
         stop_node=stop_node,

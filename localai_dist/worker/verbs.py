@@ -8,6 +8,7 @@ Source: wire contract §6, surface §1.7.
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -20,6 +21,7 @@ from localai_dist.ids import ProcessKey, parse_process_key
 from localai_dist.wire import file_verbs as files
 from localai_dist.wire import verbs as wire
 from localai_dist.wire.keys import model_folder
+from localai_dist.worker import sums
 from localai_dist.worker.containment import Areas
 from localai_dist.worker.errors import InstallFailed
 from localai_dist.worker.gallery import parse_galleries
@@ -27,6 +29,7 @@ from localai_dist.worker.install import Wanted
 from localai_dist.worker.offload import Offload
 from localai_dist.worker.request_files import RequestFiles
 from localai_dist.worker.supervisor import Stopped, Supervisor
+from localai_dist.worker.uploads import Uploads
 
 Tell: TypeAlias = Callable[[wire.InstallProgress], None]
 """Where a streaming verb's progress goes."""
@@ -42,6 +45,7 @@ class Verbs:
         supervisor: the backend processes.
         areas: where model files are.
         offload: for work on the disk.
+        uploads: who writes and drops them.
         requests: files of single requests.
         forget: ends what else writes below a folder whose files are about to go.
         stop_node: ends this daemon the way SIGTERM does.
@@ -54,11 +58,13 @@ class Verbs:
         *,
         supervisor: Supervisor,
         areas: Areas,
+        uploads: Uploads,
         requests: RequestFiles,
         offload: Offload,
         stop_node: Callable[[], None],
         forget: Callable[[Path], Awaitable[None]],
     ) -> None:
+        self._uploads = uploads
         self._requests = requests
         self._forget = forget
         self._supervisor = supervisor
@@ -133,9 +139,13 @@ class Verbs:
         trouble = await self._supervisor.unload(request.model_name, request.address)
         return wire.DoneReply(not trouble, trouble)
 
-    async def model_delete(self, request: wire.ModelNameRequest, _tell: Tell) -> wire.DoneReply:
-        """Remove the staged files of a model; none there is fine."""
+    async def model_delete(self, request: wire.ModelDeleteRequest, _tell: Tell) -> wire.DoneReply:
+        """Remove the staged files of a model, or only the unfinished ones of them; none there is fine."""
         folder = self._areas.path(model_folder(request.model_name))
+        if request.unfinished_only:
+            for path in await self._offload(sums.unfinished, folder, math.inf):
+                await self._uploads.drop_unfinished(path, math.inf)
+            return wire.DoneReply(True)
 
         def remove() -> None:
             if folder.is_dir():

@@ -39,7 +39,7 @@ from localai_dist.wire.verbs import (
     DoneReply,
     InstallReply,
     InstallRequest,
-    ModelNameRequest,
+    ModelDeleteRequest,
     ModelStopReply,
     ModelStopRequest,
     ModelUnloadRequest,
@@ -472,8 +472,8 @@ class Workers:
                 self.processes[str(ProcessKey(request.model_id, request.replica_index))] = self.install.address
             return self.install
         if verb is MODEL_DELETE:
-            assert isinstance(request, ModelNameRequest)
-            await self._step("delete")
+            assert isinstance(request, ModelDeleteRequest)
+            await self._step("delete unfinished" if request.unfinished_only else "delete")
             return self.deleted
         if verb is MODEL_UNLOAD:
             assert isinstance(request, ModelUnloadRequest)

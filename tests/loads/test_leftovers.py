@@ -48,7 +48,7 @@ class LeftoverTests(LoadsCase):
         """
         self.delete()
         self.clock.advance(MOMENT)
-        self.assert_steps("delete")
+        self.assert_steps("delete unfinished")
 
     def test_also_long_after_the_failure(self) -> None:
         """
@@ -73,7 +73,7 @@ class LeftoverTests(LoadsCase):
         self.assert_steps()
         self.delete()
         self.clock.advance(MOMENT)
-        self.assert_steps("delete")
+        self.assert_steps("delete unfinished")
 
     def test_a_load_that_runs_is_left_alone(self) -> None:
         """
@@ -90,7 +90,7 @@ class LeftoverTests(LoadsCase):
         self.database.replicas.clear()
         self.one.models_changed({"tiny"})
         self.clock.advance(MOMENT)
-        self.assert_steps("delete")
+        self.assert_steps("delete unfinished")
 
     def test_without_the_database(self) -> None:
         """

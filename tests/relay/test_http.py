@@ -281,7 +281,7 @@ class VerbClientTests(HttpCase):
     def test_unary(self) -> None:
         """A verb is a POST with JSON, its answer a value; it goes as control traffic (WALK-11)."""
         self.server.answer = lambda request: b'{"success":false,"error":"it runs"}'
-        reply = self.result(self.verbs.call(N, verbs.MODEL_DELETE, verbs.ModelNameRequest("tiny")))
+        reply = self.result(self.verbs.call(N, verbs.MODEL_DELETE, verbs.ModelDeleteRequest("tiny")))
         self.assertEqual(reply, verbs.DoneReply(False, "it runs"))
         ((method, uri, headers, body),) = self.server.requests
         self.assertEqual(

@@ -27,7 +27,7 @@ from localai_dist.staging.source import list_sources
 from localai_dist.staging.stager import Stager
 from localai_dist.units import KiB, MiB
 from localai_dist.wire import file_verbs as wire
-from localai_dist.wire.verbs import MODEL_DELETE, Empty, ModelNameRequest
+from localai_dist.wire.verbs import MODEL_DELETE, Empty, ModelDeleteRequest
 from localai_dist.worker import fetch, object_cache, object_files
 from localai_dist.worker.service import WorkerServer, make_backend_worker
 from tests.staging.doubles import CountingHold
@@ -307,7 +307,7 @@ class ByStoreTests(StoreCase):
         while (await self.verbs.call(NODE, wire.FILES_ENSURE, request)).received < MiB:
             pass
         [running] = self.worker_objects()._fetches.values()
-        reply = await self.verbs.call(NODE, MODEL_DELETE, ModelNameRequest("tiny"))
+        reply = await self.verbs.call(NODE, MODEL_DELETE, ModelDeleteRequest("tiny"))
         self.assertEqual((reply.success, running._over, self.worker_objects()._fetches), (True, True, {}))
         self.assertFalse(self.partial.parent.exists())
         self.heal()
@@ -343,7 +343,7 @@ class CacheTests(StoreCase):
         sums = [self.put(f"{number}.gguf", 2 * MiB) for number in range(3)]
         await self.stage(*(f"{number}.gguf" for number in range(3)))
         self.assertEqual(self.cached(), sorted(sums))  # 6 MiB over a bound of 3: all of it is the model's
-        await self.verbs.call(NODE, MODEL_DELETE, ModelNameRequest("tiny"))
+        await self.verbs.call(NODE, MODEL_DELETE, ModelDeleteRequest("tiny"))
         await self.stage("0.gguf")
         self.put("new.gguf", KiB)
         await self.stage("new.gguf")  # makes room: 1 and 2 are nobody's, 4 MiB
@@ -360,7 +360,7 @@ class CacheTests(StoreCase):
         """
         sha256 = self.put("m.gguf", MiB)
         await self.stage("m.gguf")
-        await self.verbs.call(NODE, MODEL_DELETE, ModelNameRequest("tiny"))
+        await self.verbs.call(NODE, MODEL_DELETE, ModelDeleteRequest("tiny"))
         with (self.folder / "data" / "files" / "cache" / sha256).open("r+b") as file:
             file.write(b"changed")
         (staged,) = await self.stage("m.gguf")

@@ -13,12 +13,13 @@ from twisted.web.iweb import IBodyProducer
 from zope.interface import implementer
 
 from localai_dist.catalog.parse import parse_model
+from localai_dist.ids import folder_name
 from localai_dist.mux.classes import TrafficClass
 from localai_dist.staging.plan import StagedFile
 from localai_dist.staging.progress import Progress
 from localai_dist.units import MiB
 from localai_dist.wire.files import CONTENT_RANGE, CONTENT_SHA256, FILE_SIZE, FILES_PATH
-from localai_dist.wire.verbs import MODEL_DELETE, ModelNameRequest
+from localai_dist.wire.verbs import MODEL_DELETE, ModelDeleteRequest
 from localai_dist.worker import blocks
 from tests.staging.tunnelled import NODE, TunnelCase, reactor
 
@@ -66,7 +67,7 @@ class ReportCase(TunnelCase):
 
     def arrived(self, model: str) -> dict[str, str]:
         """Every file on the worker, without hash files: its name and its hash."""
-        return hashes(self.folder / "models" / model)
+        return hashes(self.folder / "models" / folder_name(model))
 
 
 def hashes(root: Path) -> dict[str, str]:
@@ -174,7 +175,7 @@ class KeptTests(ReportCase):
         This contradicts the words of BR-095 ("cancel at 80 %, re-request -> sends only 20 %"); LOAD-17 is followed.
         """
         _sha256, _kept = await self.broken_off()
-        reply = await self.verbs.call(NODE, MODEL_DELETE, ModelNameRequest("m"))  # as loads/cancel.py does
+        reply = await self.verbs.call(NODE, MODEL_DELETE, ModelDeleteRequest("m"))  # as loads/cancel.py does
         self.assertTrue(reply.success)
         self.assertFalse((self.folder / "models" / "m").exists())
         [staged] = await self.stage("m", "m.gguf")
@@ -200,7 +201,7 @@ class TreeTests(ReportCase):
             model = parse_model(text, source=f"{name}.yaml")
             staged = await self.stage(name, *model.files())
             self.assertEqual(self.arrived(name), expected)
-            root = self.folder / "models" / name
+            root = self.folder / "models" / folder_name(name)
             self.assertEqual({one.remote for one in staged}, {str(root / relative) for relative in expected})
             self.assertEqual(sum(one.sent for one in await self.stage(name, *model.files())), 0)
         (self.folder / "models" / "real" / "repo" / "模型.txt").unlink()

@@ -20,7 +20,8 @@ from localai_dist.relay.body import BytesBody
 from localai_dist.units import MiB
 from localai_dist.wire import verbs as wire
 from localai_dist.wire.file_verbs import FILE_VERBS
-from localai_dist.worker import uploads
+from localai_dist.wire.files import Target
+from localai_dist.worker import sums, uploads
 from localai_dist.worker.entry import Entry
 from localai_dist.worker.server import Healthz, LoopbackServer
 from localai_dist.worker.service import BackendWorkerConfig, WorkerServer, make_backend_worker
@@ -180,7 +181,7 @@ class ControlTests(ServerCase):
             self.assertFalse((await self.verb(wire.INSTALL, request)).success)
         self.assertFalse((await self.verb(wire.DELETE, wire.DeleteRequest(" "))).success)
         self.assertIn("process key", (await self.verb(wire.MODEL_STOP, wire.ModelStopRequest())).error)
-        self.assertFalse((await self.verb(wire.MODEL_DELETE, wire.ModelNameRequest(".."))).success)
+        self.assertFalse((await self.verb(wire.MODEL_DELETE, wire.ModelDeleteRequest(".."))).success)
         self.assertFalse((await self.verb(wire.UPGRADE, wire.UpgradeRequest("nothing"))).success)
 
     async def test_install_only(self) -> None:
@@ -196,8 +197,30 @@ class ControlTests(ServerCase):
             (self.folder / "models" / name).mkdir(parents=True)
             (self.folder / "models" / name / "x").write_text("x")
         for _ in range(2):
-            self.assertTrue((await self.verb(wire.MODEL_DELETE, wire.ModelNameRequest("m"))).success)
+            self.assertTrue((await self.verb(wire.MODEL_DELETE, wire.ModelDeleteRequest("m"))).success)
         self.assertEqual([path.name for path in (self.folder / "models").iterdir()], ["other"])
+
+    async def test_model_delete_of_what_is_unfinished(self) -> None:
+        """Of a model that another frontend may serve only what is not whole is removed, and no other's (LOAD-16)."""
+        folder = self.folder / "models" / "m" / "sub"
+        for name in ("whole", "crashed", "partial"):
+            path = folder / name
+            sums.begin(path, Target("0" * 64, 9))
+            path.write_bytes(b"x")
+            if name != "partial":
+                sums.finish(path, "0" * 64)
+        sums.record(folder / "crashed", Target("0" * 64, 9))  # a crash between the last two steps
+        (folder / "by hand").write_bytes(b"x")
+        (folder / ("sent" + sums.DRAFT_SUFFIX)).write_bytes(b"x")
+        sums.begin(self.folder / "models" / "other" / "x", Target("0" * 64, 9))
+        for name in ("m", "absent"):
+            reply = await self.verb(wire.MODEL_DELETE, wire.ModelDeleteRequest(name, unfinished_only=True))
+            self.assertTrue(reply.success)
+        left = {"by hand", "crashed", "crashed.sha256", "whole", "whole.sha256"}
+        self.assertEqual({path.name for path in folder.iterdir()}, left)
+        self.assertTrue((self.folder / "models" / "other" / "x").exists())
+        refused = await self.verb(wire.MODEL_DELETE, wire.ModelDeleteRequest("..", unfinished_only=True))
+        self.assertFalse(refused.success)
 
     async def test_node_stop(self) -> None:
         """A node that is asked to stop does what SIGTERM does."""
@@ -341,7 +364,7 @@ class FilesTests(ServerCase):
         for folder in ("models/link", "models/sibling", "models%2f..%2fmodels-evil", ".."):
             self.assertEqual((await self.ask("GET", f"/v1/files-list/{folder}"))[0], 400, folder)
         for name in ("link", "sibling", "../models-evil", ".."):
-            self.assertTrue((await self.verb(wire.MODEL_DELETE, wire.ModelNameRequest(name))).error, name)
+            self.assertTrue((await self.verb(wire.MODEL_DELETE, wire.ModelDeleteRequest(name))).error, name)
         self.assertFalse((self.folder / "data" / "node.json").exists())
         self.assertEqual((self.folder / "models-evil" / "x").read_bytes(), b"secret")
 
