@@ -120,6 +120,20 @@ def path_parts(text: str) -> tuple[str, ...]:
     return parts
 
 
+def folder_name(name: str) -> str:
+    """
+    The one folder below which everything of ``name`` lies: a ``/`` in it is no level of its own.
+
+    Else what belongs to ``a`` would hold what belongs to ``a/b``, and go with it.
+
+    Raises:
+        InvalidName: as for ``path_parts``.
+    """
+    path_parts(name)
+    (folder,) = path_parts(name.replace("%", "%25").replace("/", "%2F"))
+    return folder
+
+
 def file_parts(text: str) -> tuple[str, ...]:
     """
     The parts of a path whose last one is a file that can be staged.

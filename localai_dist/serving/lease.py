@@ -117,7 +117,12 @@ async def take_lease(
         channel = await connecting
     except BaseException:
         flight.finish()
-        connecting.addCallbacks(lambda channel: channel.close(), lambda _: None)
+        connecting.addCallbacks(_close, lambda _: None)
         connecting.cancel()
         raise
     return Lease(replica, flight, channel)
+
+
+def _close(channel: ChannelLike | None) -> None:
+    if channel is not None:  # None: why it was not connected has been raised already
+        channel.close()

@@ -44,9 +44,13 @@ def parameters(dsn: str) -> dict[str, str]:
     if not dsn.strip():
         raise UnreadableDsn
     try:
-        return {key: str(value) for key, value in parse_dsn(dsn).items()}
+        found = {key: str(value) for key, value in parse_dsn(dsn).items()}
     except psycopg2.Error:
         raise UnreadableDsn from None
+    # An @ or : of the password that is not percent-encoded ends it too early, and libpq takes the rest for the host.
+    if "@" in found.get("host", "")[1:] or not found.get("port", "0").replace(",", "0").isdigit():
+        raise UnreadableDsn
+    return found
 
 
 def with_defaults(dsn: str, *, application_name: str) -> str:

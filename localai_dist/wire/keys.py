@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from localai_dist.errors import InvalidName
-from localai_dist.ids import MAX_PATH_BYTES, file_parts, path_parts
+from localai_dist.ids import MAX_PATH_BYTES, file_parts, folder_name, path_parts
 
 MAX_KEY_BYTES = MAX_PATH_BYTES
 """Bytes in one key, UTF-8."""
@@ -70,7 +70,7 @@ def staging_key(model: str, relative: str) -> str:
     The key of a model's file: ``models/<model>/<relative>``.
 
     Args:
-        model: the model's name (its tracking key); may contain ``/``.
+        model: the model's name (its tracking key); a ``/`` in it is written ``%2F`` and a ``%`` ``%25``.
         relative: the file's path below the models folder of the frontend, with ``/``.
 
     Raises:
@@ -78,7 +78,7 @@ def staging_key(model: str, relative: str) -> str:
     """
     if not model or not relative:
         raise InvalidKey(f"a staging key needs a model and a path, got {model[:80]!r} and {relative[:80]!r}")
-    return str(parse_key(f"models/{model}/{relative}"))
+    return str(parse_key(f"models/{_folder(model)}/{relative}"))
 
 
 def parse_key(text: str) -> StagingKey:
@@ -125,7 +125,14 @@ def model_folder(model: str) -> StagingKey:
     Raises:
         InvalidKey: the name would leave the models folder.
     """
-    return _parse(f"models/{model}", path_parts)
+    return _parse(f"models/{_folder(model)}", path_parts)
+
+
+def _folder(model: str) -> str:
+    try:
+        return folder_name(model)
+    except InvalidName as error:
+        raise InvalidKey(f"no staging key: {error}") from error
 
 
 def ephemeral_folder(request: str) -> StagingKey:

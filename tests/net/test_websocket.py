@@ -359,6 +359,7 @@ class MaskerTests(TestCase):
                 "LOCALAI_REGISTRATION_TOKEN": "x",
                 "LOCALAI_AUTH_DATABASE_URL": "postgresql://nobody@127.0.0.1:1/nothing",
                 "LOCALAI_ADDRESS": "127.0.0.1:0",
+                "LOCALAI_HTTP_ADDR": "127.0.0.1:0",
                 "LOCALAI_API_KEY": "x",
                 **{f"LOCALAI_{name}_PATH": f"{folder}/{name}" for name in ("DATA", "MODELS", "BACKENDS")},
             }

@@ -38,11 +38,26 @@ class DsnTests(SynchronousTestCase):
 
     def test_an_unreadable_url_is_not_quoted(self) -> None:
         """The error about a URL that can't be read shows nothing of it: any part may be the password."""
-        for dsn in ("postgresql://u:top secret@[x", "nonsense", "  "):
+        for dsn in (
+            "postgresql://u:top secret@[x",
+            "nonsense",
+            "  ",
+            "postgresql://u:top@secret:word@h:5432/d",
+            "postgresql://u:top@secret@h/d",
+        ):
             error = self.assertRaises(UnreadableDsn, parameters, dsn)
             self.assertNotIn("secret", str(error))
             self.assertNotIn("nonsense", str(error))
         self.assertEqual(one_line("whatever nonsense", "nonsense"), "the database URL can't be read")
+
+    def test_what_libpq_takes_is_taken(self) -> None:
+        """Several hosts, a socket in the abstract namespace and a percent-encoded password can be read."""
+        for dsn, host in (
+            ("postgresql://u:top%40secret@h:5432/d", "h"),
+            ("postgresql://u@a:1,b:2/d", "a,b"),
+            ("host=@abstract user=u", "@abstract"),
+        ):
+            self.assertEqual(parameters(dsn)["host"], host)
 
     def test_driver_text_on_one_line(self) -> None:
         """The driver's lines are joined and its echo of the password blotted out."""

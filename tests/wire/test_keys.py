@@ -75,10 +75,22 @@ class KeyTests(SynchronousTestCase):
 
     def test_staging_key(self) -> None:
         """A model's file is named models/<model>/<path>; neither part may climb out."""
-        self.assertEqual(staging_key("org/tiny", "shards/1.gguf"), "models/org/tiny/shards/1.gguf")
+        self.assertEqual(staging_key("tiny", "shards/1.gguf"), "models/tiny/shards/1.gguf")
         for model, relative in [("", "x"), ("m", ""), ("..", "x"), ("m", "../x"), ("m", "/x")]:
             with self.assertRaises(InvalidKey):
                 staging_key(model, relative)
+
+    def test_no_models_folder_is_inside_anothers(self) -> None:
+        """
+        A name with a / in it is one folder, so what goes with one model is never another's, whatever their names.
+        """
+        self.assertEqual(staging_key("org/tiny", "1.gguf"), "models/org%2Ftiny/1.gguf")
+        self.assertEqual(model_folder("org/tiny"), StagingKey(Area.MODELS, ("org%2Ftiny",)))
+        self.assertNotEqual(model_folder("org/tiny"), model_folder("org%2Ftiny"))
+        self.assertNotEqual(staging_key("org", "tiny/1.gguf"), staging_key("org/tiny", "1.gguf"))
+        for bad in ("org/../tiny", "org//tiny", "/" * 90, "a/" * 80 + "b"):
+            with self.assertRaises(InvalidKey):
+                staging_key(bad, "1.gguf")
 
     def test_prefix(self) -> None:
         """A listing may name a whole area, a file's key may not."""
