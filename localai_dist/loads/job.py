@@ -196,9 +196,19 @@ class LoadJob:
                     raise self._backend_lost(place, error) from error
                 if (retry is Retry.NEVER and not gone) or fresh > _FRESH_TRIES:
                     raise
-                self.progress.trouble = str(error)
+                self._waits(place, str(error))
             attempt += 1
             await self._pause(RETRY.delay(attempt, 1.0))
+
+    def _waits(self, place: Placement, why: str) -> None:
+        if why != self.progress.trouble:
+            self.log.warn(
+                "loading {model} on node {node} waits, and goes on by itself: {why}",
+                model=self._model.name,
+                node=place.node_name,
+                why=why,
+            )
+        self.progress.trouble = why
 
     def _backend_lost(self, place: Placement, error: Unreached) -> LoadFailed:
         """Each process that the worker started for this model was lost while it loaded it."""

@@ -85,6 +85,9 @@ class FrontendAnswer:
         return self.body if isinstance(self.body, dict) else {}
 
 
+_HINT = " (if it speaks no TLS, its address begins with http://)"
+
+
 class Frontends:
     """
     The frontends of the cluster, as this node knows them.
@@ -139,7 +142,7 @@ class Frontends:
             try:
                 answer = await self._one(method, url, path, fields, node_token)
             except _TROUBLES as error:
-                trouble = f"{url}: {_words(error)}"
+                trouble = f"{url}: {_words(error)}{_HINT if _over_tls(url) else ''}"
             else:
                 if answer.status not in _NEXT_STATUSES:
                     self._urls.remove(url)
@@ -170,6 +173,10 @@ class Frontends:
         response = await self._agent.request(method.encode(), (_over_http(url) + path).encode(), headers, body)
         raw = await read_body(response, ANSWER_BYTES)
         return FrontendAnswer(url, response.code, *_understood(raw))
+
+
+def _over_tls(url: str) -> bool:
+    return url[:5].lower() in ("https", "wss:/")
 
 
 def _over_http(url: str) -> str:
@@ -207,4 +214,5 @@ def _understood(raw: bytes) -> tuple[Any, str]:
 
 def _words(error: BaseException) -> str:
     reasons = getattr(error, "reasons", None)
-    return "; ".join(reason.getErrorMessage() for reason in reasons) if reasons else str(error) or type(error).__name__
+    told = [reason.getErrorMessage() or reason.type.__name__ for reason in reasons or ()]
+    return "; ".join(told) or str(error) or type(error).__name__

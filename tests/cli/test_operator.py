@@ -6,6 +6,7 @@ import threading
 import time
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
@@ -125,6 +126,28 @@ class NodesTests(OperatorCase):
         _, _, err = self.run_command("nodes", "ls")
         self.assertIn("is not known there", err)
         self.assertNotIn("hunter2", err)
+
+    def test_a_key_no_header_can_hold(self) -> None:
+        """What surrounds a key is not the key; one with more in it is refused with its place, never shown (WALK-23)."""
+        self.patch(os, "environ", {"LOCALAI_CLI_API_KEY": "sk-hunter2\n"})
+        self.assertEqual(self.run_command("nodes", "ls")[0], 0)
+        for key in ("sk-hunter2\nsk-hunter3", "sk-hunter2 x", "sk-hünter2"):
+            self.patch(os, "environ", {"LOCALAI_CLI_API_KEY": key})
+            code, _, err = self.run_command("nodes", "ls")
+            self.assertEqual(code, 1)
+            self.assertIn("the key in LOCALAI_CLI_API_KEY has", err)
+            self.assertNotIn("nter", err)
+        path = self.mktemp()
+        Path(path).write_text("\n")
+        self.patch(os, "environ", {"LOCALAI_CLI_API_KEY_FILE": path})
+        self.assertIn(f"there is no key in {path}", self.run_command("nodes", "ls")[2])
+
+    def test_nothing_asked(self) -> None:
+        """Without a verb the help is shown as it is, line by line."""
+        for words in ((), ("nodes",)):
+            code, _, err = self.run_command(*words)
+            self.assertEqual(code, 2)
+            self.assertGreater(len(err.splitlines()), 5)
 
     def test_no_key_at_the_frontend(self) -> None:
         """Where the frontend has no key at all the operator is told to set one there, not to look for theirs."""

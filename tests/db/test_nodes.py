@@ -281,6 +281,8 @@ class StatusTests(NodeCase):
         self.assertEqual((await self.nodes.resume(node)).status, "healthy")
         await self.nodes.deregister(node)
         await self.assert_raises(NotDraining, self.nodes.resume(node))
+        await self.nodes.drain(node)
+        self.assertEqual((await self.nodes.resume(node)).status, "offline")  # its worker has left
         await self.assert_raises(UnknownNode, self.nodes.drain(NodeId("nobody")))
 
     async def test_only_a_departed_route_demotes(self) -> None:

@@ -4,9 +4,11 @@ from dataclasses import FrozenInstanceError, replace
 from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred
+from twisted.logger import LogEvent, Logger
 
 from localai_dist.grpcclient.status import Origin, RpcError, StatusCode
 from localai_dist.loads.errors import LoadFailed, StillLoading
+from localai_dist.loads.job import LoadJob
 from localai_dist.loads.rows import Measured
 from localai_dist.reach import DeadlineExceeded, NoRoute, NotServed, Reconnecting, RegistryUnknown, Unreached
 from localai_dist.registry.presence import PresenceState
@@ -462,9 +464,14 @@ class BrokenWayTests(LoadsCase):
         """
         self.workers.errors["install"] = [Unreached(Reconnecting("worker-1")), Unreached(NotServed("cut"))]
         self.workers.errors["load"] = [RpcError(StatusCode.UNAVAILABLE, "connection lost", Origin.TRANSPORT)]
+        log: list[LogEvent] = []
+        self.patch(LoadJob, "log", Logger(observer=log.append))
         request = self.ensure(self.one)
         self.clock.pump([1.0] * 10)
         self.successResultOf(request)
+        told = [event["why"] for event in log if "waits" in event["log_format"]]
+        self.assertEqual(len(told), 3)  # each trouble once, whatever number of tries it lasts
+        self.assertIn("expected back", told[0])
         self.assertEqual(self.workers.steps.count("install"), 4)
         self.assertEqual(self.workers.steps.count("load"), 2)
 

@@ -12,7 +12,7 @@ from twisted.internet.error import ConnectionRefusedError
 from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase, TestCase
-from twisted.web.client import ResponseDone
+from twisted.web.client import ResponseDone, ResponseNeverReceived
 from twisted.web.http_headers import Headers
 
 from localai_dist.backoff import Backoff
@@ -130,6 +130,12 @@ class FrontendsTests(SynchronousTestCase):
         self.assertIn(f"{B}: 503", str(error))
         empty = Frontends(reactor=self.clock, urls=[], registration_token="", agent=self.agent)
         self.failureResultOf(Deferred.fromCoroutine(empty.get("/x")), NotReached)
+
+    def test_tls_that_nobody_speaks(self) -> None:
+        """A failure without words of its own is named by its kind, and an https address hints at a plain frontend."""
+        self.agent.rules = {A: 503, B: ResponseNeverReceived([Failure(TimeoutError())])}
+        error = self.failureResultOf(self.post(), NotReached).value
+        self.assertIn("TimeoutError (if it speaks no TLS, its address begins with http://)", str(error))
 
     def test_a_refusal_is_an_answer(self) -> None:
         """A 4xx or a 500 is the frontend's answer, with its message out of either envelope."""

@@ -42,14 +42,25 @@ class Asked:
 
 def _key() -> str:
     if os.environ.get(KEY_ENV):
-        return os.environ[KEY_ENV]
+        return _checked(os.environ[KEY_ENV], KEY_ENV)
     path = os.environ.get(KEY_ENV + "_FILE")
     if not path:
         return ""
     try:
-        return Path(path).read_text(encoding="utf-8").strip()
+        key = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as problem:
         raise ApiFailure(f"can't read the key from {path} ({KEY_ENV}_FILE): {problem}") from problem
+    if not key.strip():
+        raise ApiFailure(f"there is no key in {path} ({KEY_ENV}_FILE)")
+    return _checked(key, f"{path} ({KEY_ENV}_FILE)")
+
+
+def _checked(key: str, where: str) -> str:
+    """The key without what surrounds it; one that no header can hold is refused without being shown."""
+    found = key.strip()
+    if not found.isascii() or not found.isprintable() or " " in found:
+        raise ApiFailure(f"the key in {where} has a line break, a space or a letter in it that no key has")
+    return found
 
 
 pass_asked: Any = click.make_pass_decorator(Asked)

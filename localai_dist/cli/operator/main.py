@@ -53,6 +53,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return code if isinstance(code, int) else DONE
     except click.exceptions.Abort:
         return _say("interrupted", FAILED)
+    except click.exceptions.NoArgsIsHelpError as asked:
+        click.echo(asked.format_message(), err=True)
+        return USAGE
     except click.ClickException as mistake:
         return _say(mistake.format_message(), USAGE if isinstance(mistake, click.UsageError) else FAILED)
     except NotFound as missing:

@@ -118,9 +118,9 @@ where id = %(id)s and approved_at is not null and status <> 'pending'
 returning id;
 
 -- name: resume
--- A drained node takes work again.
+-- A drained node takes work again; one whose worker said good-bye meanwhile stays offline until that is back.
 -- acts: none
-update backend_nodes set status = 'healthy', updated_at = now()
+update backend_nodes set status = case when left_at is null then 'healthy' else 'offline' end, updated_at = now()
 where id = %(id)s and approved_at is not null and status = 'draining'
 returning id;
 
