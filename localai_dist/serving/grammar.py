@@ -26,6 +26,7 @@ _WORDS: Final = {
     "day": '[0-9]{4} "-" ("0" [1-9] | "1" [0-2]) "-" ("0" [1-9] | [12] [0-9] | "3" [01])',
     "clock": '([01] [0-9] | "2" [0-3]) ":" [0-5] [0-9] ":" [0-5] [0-9] ("." [0-9]{1,9})?'
     ' ("Z" | [-+] ([01] [0-9] | "2" [0-3]) ":" [0-5] [0-9])',
+    "uuid": 'hex{8} "-" hex{4} "-" hex{4} "-" hex{4} "-" hex{12}',
 }
 """Rules every grammar has; an engine does not mind those it does not reach."""
 
@@ -33,7 +34,7 @@ FORMATS: Final = {
     "date": "day",
     "time": "clock",
     "date-time": 'day "T" clock',
-    "uuid": 'hex{8} "-" hex{4} "-" hex{4} "-" hex{4} "-" hex{12}',
+    "uuid": "uuid",
 }
 """Formats of strings -> what is between the quotes. A month may be told to have 31 days."""
 

@@ -9,19 +9,42 @@ than none.
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
 from typing import Final, TypeAlias
 
 from localai_dist.errors import LocalAIDistError
 from localai_dist.serving.grammar import FORMATS, literal, text_of, times
+from localai_dist.units import KiB
 
 Schema: TypeAlias = object
 
 MOST: Final = 1000
 """Repetitions one rule may ask for; engines refuse a few thousand."""
 
-MOST_IN_ALL: Final = 20_000
-"""Repetitions of all rules together: an engine writes out each of them."""
+BOUNDS: Final = {
+    "properties": 1000,
+    "values": 1000,
+    "options": 1000,
+    "places": 1000,
+    "repetitions": 20_000,
+    "bytes of grammar": 64 * KiB,
+}
+"""
+Of one schema in all, whatever is made twice counted twice: the grammar is made while nobody else is served, and an
+engine writes out every repetition.
+"""
+
+MOST_OPTIONAL: Final = 256
+"""Properties of one object that may be absent: an engine looks at each of them for every token."""
+
+MOST_WAYS: Final = 2000
+"""Ways to begin one rule, counted through others: an engine follows each of them."""
+
+_HALF: Final = re.compile("[\ud800-\udfff]")
+"""Half of a surrogate pair: no text that can be sent holds it."""
 
 _NOTES: Final = frozenset(
     (
@@ -70,20 +93,26 @@ def grammar_for(schema: Mapping[str, object]) -> str:
         root = rules.of(schema, "")
     except RecursionError as error:
         raise UnservedSchema("", "nested too deeply") from error
-    _no_circles(rules.made)
+    _check_ways(rules)
     return text_of(root, rules.made)
 
 
-def _no_circles(rules: Mapping[str, str]) -> None:
-    """Refuse rules that come back to themselves without a single character: no text ends there, nor does an engine."""
-    bare = {name: body.split(" | ") for name, body in rules.items() if '"' not in body and "(" not in body}
-    while True:
-        ends = {name for name, others in bare.items() if not any(other in bare for other in others)}
-        if not ends:
-            break
-        bare = {name: others for name, others in bare.items() if name not in ends}
-    if bare:
-        raise UnservedSchema("", "a $ref leads back to itself")
+def _check_ways(rules: _Rules) -> None:
+    """
+    Refuse rules that an engine does not come to an end with; each is looked at once.
+
+    Those are rules that come back to themselves without a single character, and those with too many ways to begin.
+    """
+    bare = {name: body.split(" | ") for name, body in rules.made.items() if '"' not in body and "(" not in body}
+    ways = dict(rules.ways)
+    try:
+        for name in TopologicalSorter(bare).static_order():
+            if name in bare:
+                ways[name] = sum([ways.get(other, 1) for other in bare[name]])
+            if ways.get(name, 1) > MOST_WAYS:
+                raise UnservedSchema(rules.places[name], f"there are more than {MOST_WAYS} ways to begin it")
+    except CycleError as error:
+        raise UnservedSchema("", "a $ref leads back to itself") from error
 
 
 class _Rules:
@@ -92,8 +121,10 @@ class _Rules:
     def __init__(self, whole: Mapping[str, object]) -> None:
         self._whole = whole
         self._pointed: dict[str, str] = {}
-        self._repeated = 0
+        self._taken: Counter[str] = Counter()
         self.made: dict[str, str] = {}
+        self.ways: dict[str, int] = {}
+        self.places: dict[str, str] = {}
 
     def of(self, schema: Schema, path: str) -> str:
         """The name of the rule of ``schema``."""
@@ -107,43 +138,54 @@ class _Rules:
         _only(schema, (), path)
         return "value"
 
-    def add(self, body: str) -> str:
-        """The name of a new rule."""
+    def take(self, what: str, number: int, path: str) -> None:
+        """So many more of ``what``; refused if they are too many in all."""
+        self._taken[what] += number
+        if self._taken[what] > BOUNDS[what]:
+            raise UnservedSchema(path, f"there are more than {BOUNDS[what]} {what} in all")
+
+    def add(self, body: str, path: str, ways: int = 1) -> str:
+        """The name of a new rule, and how many ways there are to begin it."""
         name = f"r{len(self.made)}"
-        self.made[name] = body
+        self.take("bytes of grammar", len(f"{name} ::= {body}\n".encode()), path)
+        self.made[name], self.ways[name], self.places[name] = body, ways, path
         return name
 
     def bounds(self, schema: dict[str, object], low: str, high: str, path: str) -> tuple[int, int | None]:
         """How often something is there at least, and at most; counted among all repetitions."""
-        least, most = schema.get(low, 0), schema.get(high)
-        for name, value in ((low, least), (high, most)):
-            if value is not None and (type(value) is not int or not 0 <= value <= MOST):
-                raise UnservedSchema(f"{path}.{name}", f"want a number from 0 to {MOST}")
-        assert isinstance(least, int) and (most is None or isinstance(most, int))
+        least, most = _bound(schema, low, path) or 0, _bound(schema, high, path)
         if most is not None and least > most:
             raise UnservedSchema(f"{path}.{low}", f"is more than {high}")
-        self._repeated += most or least
-        if self._repeated > MOST_IN_ALL:
-            raise UnservedSchema(path, f"there are more than {MOST_IN_ALL} repetitions in all")
+        self.take("repetitions", most or least, path)
         return least, most
 
     def pointed(self, pointer: str, path: str) -> str:
         """The name of the rule of what ``pointer`` points at; it may point at what it is in."""
         if pointer not in self._pointed:
-            target = _target(self._whole, pointer, path)
-            self._pointed[pointer] = name = self.add("")
-            self.made[name] = self.of(target, pointer.removeprefix("#").replace("/", "."))
+            self.take("places", 1, path)
+            target, place = _target(self._whole, pointer, path), pointer.removeprefix("#").replace("/", ".")
+            self._pointed[pointer] = name = self.add("", place)
+            self.made[name] = self.of(target, place)
         return self._pointed[pointer]
 
 
 _Make: TypeAlias = Callable[[_Rules, "dict[str, object]", str], str]
 
 
+def _bound(schema: dict[str, object], name: str, path: str) -> int | None:
+    value = schema.get(name)
+    if value is None:
+        return None
+    if type(value) is not int or not 0 <= value <= MOST:
+        raise UnservedSchema(f"{path}.{name}", f"want a number from 0 to {MOST}")
+    return value
+
+
 def _ref(rules: _Rules, schema: dict[str, object], path: str) -> str:
     _only(schema, ("$ref",), path)
     pointer = schema["$ref"]
-    if not isinstance(pointer, str) or not pointer.startswith("#"):
-        raise UnservedSchema(f"{path}.$ref", "only a place in this schema is followed, like #/$defs/name")
+    if not isinstance(pointer, str) or not (pointer == "#" or pointer.startswith("#/")):
+        raise UnservedSchema(f"{path}.$ref", "only a place in this schema is followed: #, or #/ as in #/$defs/name")
     return rules.pointed(pointer, f"{path}.$ref")
 
 
@@ -171,11 +213,15 @@ def _enum(rules: _Rules, schema: dict[str, object], path: str) -> str:
 def _one_of(rules: _Rules, schema: dict[str, object], keyword: str, values: Sequence[object], path: str) -> str:
     """One of ``values``, as far as they are of the schema's type."""
     _only(schema, (keyword, "type"), path)
-    kinds = _kinds(schema, path) if "type" in schema else tuple(_TYPES)
+    kinds, place = _kinds(schema, path) if "type" in schema else tuple(_TYPES), f"{path}.{keyword}"
+    rules.take("values", len(values), place)
     fitting = [value for value in values if any(_is(value, kind) for kind in kinds)]
     if not fitting:
-        raise UnservedSchema(f"{path}.{keyword}", "there is no value it could be")
-    return rules.add(" | ".join(literal(_compact(value)) for value in fitting))
+        raise UnservedSchema(place, "there is no value it could be")
+    try:
+        return rules.add(" | ".join([literal(_compact(value)) for value in fitting]), place, len(fitting))
+    except ValueError as error:
+        raise UnservedSchema(place, "there is a number that JSON has no word for") from error
 
 
 def _is(value: object, kind: str) -> bool:
@@ -195,8 +241,9 @@ def _any_of(keyword: str) -> _Make:
             raise UnservedSchema(f"{path}.{keyword}", "want a list of schemas")
         if keyword == "allOf" and len(options) > 1:
             raise UnservedSchema(f"{path}.allOf", "only one schema is served in it")
+        rules.take("options", len(options), f"{path}.{keyword}")
         names = [rules.of(option, f"{path}.{keyword}[{index}]") for index, option in enumerate(options)]
-        return rules.add(" | ".join(names))
+        return rules.add(" | ".join(names), path)
 
     return make
 
@@ -206,15 +253,16 @@ def _typed(rules: _Rules, schema: dict[str, object], path: str) -> str:
     keywords = [keyword for one in kinds for keyword in _TYPES[one][0]]
     _only(schema, ("type", *keywords), path)
     names = [_TYPES[one][1](rules, schema, path) for one in kinds]
-    return names[0] if len(names) == 1 else rules.add(" | ".join(names))
+    return names[0] if len(names) == 1 else rules.add(" | ".join(names), path)
 
 
 def _kinds(schema: dict[str, object], path: str) -> tuple[str, ...]:
     given = schema["type"]
-    kinds = tuple(one for one in (given if isinstance(given, list) else [given]) if isinstance(one, str))
-    if not kinds or any(one not in _TYPES for one in kinds) or (isinstance(given, list) and len(given) > len(kinds)):
-        raise UnservedSchema(f"{path}.type", f"want {', '.join(_TYPES)}, or a list of them")
-    return kinds
+    wanted = given if isinstance(given, list) else [given]
+    kinds = {one: None for one in wanted[: len(_TYPES)] if isinstance(one, str) and one in _TYPES}
+    if not kinds or len(wanted) > len(kinds):
+        raise UnservedSchema(f"{path}.type", f"want {', '.join(_TYPES)}, or a list of them, each once")
+    return tuple(kinds)
 
 
 def _word(name: str) -> _Make:
@@ -225,52 +273,62 @@ def _string(rules: _Rules, schema: dict[str, object], path: str) -> str:
     least, most = rules.bounds(schema, "minLength", "maxLength", path)
     form = schema.get("format")
     if form is not None:
-        if form not in FORMATS:
+        if not isinstance(form, str) or form not in FORMATS:
             raise UnservedSchema(f"{path}.format", f"only {', '.join(FORMATS)} are kept to")
         if (least, most) != (0, None):
             raise UnservedSchema(f"{path}.format", "not together with minLength or maxLength")
-        return rules.add(f'"\\"" {FORMATS[str(form)]} "\\""')
+        return rules.add(f'"\\"" {FORMATS[form]} "\\""', path)
     if (least, most) == (0, None):
         return "string"
-    return rules.add(f'"\\"" char{times(least, most)} "\\""')
+    return rules.add(f'"\\"" char{times(least, most)} "\\""', path)
 
 
 def _array(rules: _Rules, schema: dict[str, object], path: str) -> str:
     least, most = rules.bounds(schema, "minItems", "maxItems", path)
     item = rules.of(schema.get("items", True), f"{path}.items")
     if most == 0:
-        return rules.add('"[" ws "]"')
+        return rules.add('"[" ws "]"', path)
     more = times(max(0, least - 1), None if most is None else most - 1)
     items = f'{item} (ws "," ws {item}){more}'
-    return rules.add(f'"[" ws {items} ws "]"' if least else f'"[" ws ({items})? ws "]"')
+    return rules.add(f'"[" ws {items} ws "]"' if least else f'"[" ws ({items})? ws "]"', path)
 
 
 def _object(rules: _Rules, schema: dict[str, object], path: str) -> str:
     properties, required = schema.get("properties") or {}, schema.get("required") or []
     if not isinstance(properties, dict):
         raise UnservedSchema(f"{path}.properties", "want an object of schemas")
-    if not isinstance(required, list) or not all(isinstance(name, str) and name in properties for name in required):
-        raise UnservedSchema(f"{path}.required", "want a list of names that are in properties")
-    needed = set(required)
+    rules.take("properties", len(properties), f"{path}.properties")
+    needed = _needed(required, properties, path)
+    if len(properties) - len(needed) > MOST_OPTIONAL:
+        raise UnservedSchema(f"{path}.properties", f"more than {MOST_OPTIONAL} of one object are not required")
     pairs = [
         (f'{literal(_compact(name))} ws ":" ws {rules.of(one, f"{path}.properties.{name}")}', name in needed)
         for name, one in properties.items()
     ]
     if pairs:
-        return _listed(rules, pairs)
+        return _listed(rules, pairs, path)
     return _open(rules, schema.get("additionalProperties", True), path)
+
+
+def _needed(required: object, properties: Mapping[str, object], path: str) -> set[str]:
+    """The names of the properties that must be there."""
+    names = required if isinstance(required, list) and len(required) <= len(properties) else [None]
+    needed = {name for name in names if isinstance(name, str) and name in properties}
+    if len(needed) < len(names):
+        raise UnservedSchema(f"{path}.required", "want a list of names that are in properties, each once")
+    return needed
 
 
 def _open(rules: _Rules, others: Schema, path: str) -> str:
     """An object whose names are anybody's."""
     if others is False:
-        return rules.add('"{" ws "}"')
+        return rules.add('"{" ws "}"', path)
     value = rules.of(others, f"{path}.additionalProperties")
     pair = f'string ws ":" ws {value}'
-    return "object" if value == "value" else rules.add(f'"{{" ws ({pair} (ws "," ws {pair})*)? ws "}}"')
+    return "object" if value == "value" else rules.add(f'"{{" ws ({pair} (ws "," ws {pair})*)? ws "}}"', path)
 
 
-def _listed(rules: _Rules, pairs: Sequence[tuple[str, bool]]) -> str:
+def _listed(rules: _Rules, pairs: Sequence[tuple[str, bool]], path: str) -> str:
     """
     An object of ``pairs``, each with whether it must be there.
 
@@ -280,12 +338,14 @@ def _listed(rules: _Rules, pairs: Sequence[tuple[str, bool]]) -> str:
     after, starts = "", [""]
     for pair, needed in reversed(pairs):
         start = f"{pair} {after}".strip()
-        starts = [start] if needed else [start, *starts]
+        if needed:
+            starts.clear()
+        starts.append(start)
         tail = f'ws "," ws {pair} {after}'.strip() if needed else f'(ws "," ws {pair})? {after}'.strip()
-        after = rules.add(tail)
-    wanted = [start for start in starts if start]
+        after = rules.add(tail, path)
+    wanted = [start for start in reversed(starts) if start]
     body = " | ".join(wanted)
-    return rules.add(f'"{{" ws ({body}){"?" if "" in starts else ""} ws "}}"')
+    return rules.add(f'"{{" ws ({body}){"?" if "" in starts else ""} ws "}}"', path)
 
 
 def _only(schema: Mapping[str, object], known: Sequence[str], path: str) -> None:
@@ -295,7 +355,8 @@ def _only(schema: Mapping[str, object], known: Sequence[str], path: str) -> None
 
 
 def _compact(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return _HALF.sub(lambda half: f"\\u{ord(half[0]):04x}", text)
 
 
 _KEYWORDS: Final[dict[str, _Make]] = {

@@ -81,8 +81,8 @@ ATTACKS: tuple[Attack, ...] = (
     Attack(
         name="properties-out-of-nowhere",
         file="localai_dist/serving/schemas.py",
-        old="        starts = [start] if needed else [start, *starts]\n",
-        new="        starts = [start, *starts]\n",
+        old="        if needed:\n            starts.clear()\n",
+        new="",
         reddens=(
             "tests.serving.test_schemas.MatchTests.test_properties_that_may_be_absent",
             "tests.serving.test_schemas.MatchTests.test_everything_matched_is_valid",
