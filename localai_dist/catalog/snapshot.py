@@ -38,11 +38,13 @@ class Snapshot:
         models: by name, in the order of their names.
         problems: YAML file name -> what is wrong with it.
         broken: YAML file name -> the model it would serve, for those that can't be read.
+        names: YAML file name -> the model it names, for those that can, also if another file serves that one.
     """
 
     models: Mapping[ModelName, ModelConfig] = field(default_factory=dict)
     problems: Mapping[str, str] = field(default_factory=dict)
     broken: Mapping[str, str] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
 
     def all_problems(self) -> list[ModelProblem]:
         """Files that are not served and those that are odd, by file name."""
@@ -61,6 +63,7 @@ def read_snapshot(texts: Mapping[str, str]) -> Snapshot:
     models: dict[ModelName, ModelConfig] = {}
     problems: dict[str, str] = {}
     broken: dict[str, str] = {}
+    names: dict[str, str] = {}
     for source in sorted(texts):
         try:
             model = parse_model(texts[source], source=source)
@@ -68,8 +71,9 @@ def read_snapshot(texts: Mapping[str, str]) -> Snapshot:
             problems[source] = error.reason
             broken[source] = name_in(texts[source], source)
             continue
+        names[source] = model.name
         if model.name in models:
             problems[source] = f"the name {model.name} is taken by {models[model.name].source}"
         else:
             models[model.name] = model
-    return Snapshot(dict(sorted(models.items())), problems, broken)
+    return Snapshot(dict(sorted(models.items())), problems, broken, names)

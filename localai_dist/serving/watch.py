@@ -1,4 +1,11 @@
-"""The models folder, read anew every second, off the reactor's thread."""
+"""
+The models folder, read anew twice a second, off the reactor's thread.
+
+A model is gone when no file names it any more, and that for a moment: an editor that saves a file may take it away
+first. As long as a file is there, whatever is in it now, the model that it last served is broken and not gone.
+
+Source: LOAD-17, LOAD-22.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +28,11 @@ from localai_dist.units import MiB
 
 log = Logger()
 
-INTERVAL = 1.0
-"""Time between two looks at the folder (s); a load whose model was removed stops within two (LOAD-17)."""
+INTERVAL = 0.5
+"""Time between two looks at the folder (s)."""
+
+GONE_AFTER = 0.9
+"""For so long no look finds a model before it is gone (s); with ``INTERVAL`` its load stops within two (LOAD-17)."""
 
 FILE_LIMIT = 1 * MiB
 """A model YAML bigger than this is a problem, not a model (bytes)."""
@@ -32,10 +42,20 @@ Signature = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One look at the folder: what the files were like, and what they said."""
+    """
+    One look at the folder: what the files were like, and what they said.
+
+    Attributes:
+        served: file -> the model it named when it could last be read.
+    """
 
     signatures: Mapping[str, Signature] = field(default_factory=dict)
     snapshot: Snapshot = field(default_factory=Snapshot)
+    served: Mapping[str, str] = field(default_factory=dict)
+
+    def models(self) -> set[str]:
+        """Every model that a file is, was before it broke, or would be if it were right."""
+        return {*self.snapshot.models, *self.snapshot.broken.values(), *self.served.values()}
 
 
 def look(folder: Path, before: Look) -> Look:
@@ -45,26 +65,35 @@ def look(folder: Path, before: Look) -> Look:
     Raises:
         OSError: the folder can't be read.
     """
-    signatures = _signatures(folder)
+    signatures = _signatures(folder, before.served)
     if signatures == before.signatures:
         return before
     texts: dict[str, str] = {}
     problems: dict[str, str] = {}
-    broken: dict[str, str] = {}
     for name in signatures:
-        shown = os.fsencode(name).decode("utf-8", "backslashreplace")  # a file's name may be any bytes
+        shown = _shown(name)
         try:
             texts[shown] = _read(folder / name)
-        except FileNotFoundError:
-            continue  # taken away between the listing and now: the next look will agree
         except (OSError, ValueError) as error:
-            problems[shown] = f"can't be read: {error}"
-            broken[shown] = shown.rpartition(".")[0]
+            if os.path.lexists(folder / name):  # else taken away between the listing and now: the next look will agree
+                problems[shown] = f"can't be read: {error}"
     read = read_snapshot(texts)
-    return Look(signatures, Snapshot(read.models, {**read.problems, **problems}, {**read.broken, **broken}))
+    served = {one: before.served[one] for one in map(_shown, signatures) if one in before.served} | dict(read.names)
+    broken = {**read.broken, **{shown: _stem(shown) for shown in problems}}
+    broken = {one: served.get(one, name) if name == _stem(one) else name for one, name in broken.items()}
+    return Look(signatures, Snapshot(read.models, {**read.problems, **problems}, broken, read.names), served)
 
 
-def _signatures(folder: Path) -> dict[str, Signature]:
+def _shown(name: str) -> str:
+    return os.fsencode(name).decode("utf-8", "backslashreplace")  # a file's name may be any bytes
+
+
+def _stem(shown: str) -> str:
+    return shown.rpartition(".")[0]
+
+
+def _signatures(folder: Path, served: Collection[str]) -> dict[str, Signature]:
+    """The files that count; of what is no file, a link to nowhere among them, those that served before."""
     found: dict[str, Signature] = {}
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -74,6 +103,8 @@ def _signatures(folder: Path) -> dict[str, Signature]:
                 if entry.is_file():
                     stat = entry.stat()
                     found[entry.name] = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
+                elif _shown(entry.name) in served:
+                    found[entry.name] = (-1, 0, entry.inode())
             except FileNotFoundError:
                 continue
             except OSError as error:  # a link that leads to itself, ...: reading it says what is wrong
@@ -97,7 +128,7 @@ class CatalogWatch(Service):
         in_thread: runs a function off the reactor's thread (``deferToThreadPool`` with its first two arguments given).
 
     Attributes:
-        on_change: called after the models changed, with the names of those that are gone, broken ones too.
+        on_change: called after the models changed, and when some are gone, with the names of those, broken ones too.
         failures: looks that came to nothing, since the start.
     """
 
@@ -111,6 +142,8 @@ class CatalogWatch(Service):
         self._look = Look()
         self._trouble = ""
         self._seen = False
+        self._absent: dict[str, float] = {}
+        self._clock = clock
         self.failures = 0
         self.on_change: Callable[[Collection[str]], None] = lambda gone: None
         self._loop = LoopingCall(self._again)
@@ -135,9 +168,8 @@ class CatalogWatch(Service):
         return self._look.snapshot.models.get(ModelName(name))
 
     def is_gone(self, name: str) -> bool:
-        """Whether no file of the folder is model ``name``, nor would be if it were right; not known: no."""
-        snapshot = self._look.snapshot
-        known = name in snapshot.models or name in snapshot.broken.values()
+        """Whether for a while no file was model ``name``, nor would be if it were right; not known: no."""
+        known = name in self._absent or name in self._look.models()
         return self._seen and not self._trouble and not known
 
     def startService(self) -> None:
@@ -163,6 +195,7 @@ class CatalogWatch(Service):
     def _failed(self, failure: Failure) -> None:
         """Whatever went wrong, the next look is to come; said once for as long as it stays the same."""
         self.failures += 1
+        self._absent = dict.fromkeys(self._absent, self._clock.seconds())
         trouble = repr(failure.value)
         if trouble == self._trouble:
             return
@@ -175,14 +208,24 @@ class CatalogWatch(Service):
     def _adopt(self, seen: Look) -> None:
         self._trouble = ""
         self._seen = True
-        if seen is self._look:
-            return
         before, self._look = self._look, seen
+        gone = self._pass(before)
+        if seen is not before:
+            self._tell(before, seen)
+        if seen is not before or gone:
+            self.on_change(gone)
+
+    def _pass(self, before: Look) -> set[str]:
+        """The models that are gone from this look on."""
+        now, there = self._clock.seconds(), self._look.models()
+        absent = dict.fromkeys(before.models() - there, now) | self._absent
+        self._absent = {name: since for name, since in absent.items() if name not in there and now - since < GONE_AFTER}
+        return absent.keys() - there - self._absent.keys()
+
+    def _tell(self, before: Look, seen: Look) -> None:
         known = before.snapshot.all_problems()
         for one in seen.snapshot.all_problems():
             if one not in known:
                 said = "model file {source}: {reason}" if one.served else "model file {source} is not served: {reason}"
                 log.warn(said, source=one.file, reason=one.reason)
         log.info("serving {count} models: {names}", count=len(self.all()), names=", ".join(seen.snapshot.models))
-        names = {*before.snapshot.models, *before.snapshot.broken.values()}
-        self.on_change({name for name in names if self.is_gone(name)})

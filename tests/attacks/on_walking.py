@@ -47,7 +47,7 @@ ATTACKS: tuple[Attack, ...] = (
     Attack(
         name="look-at-the-models-folder-twice-a-minute",
         file="localai_dist/serving/watch.py",
-        old="INTERVAL = 1.0\n",
+        old="INTERVAL = 0.5\n",
         new="INTERVAL = 30.0\n",
         reddens=("tests/process/test_demo.py::test_a_model_dropped_in_is_served",),
         leaves_green=("tests/process/test_demo.py::test_restart_by_hand",),

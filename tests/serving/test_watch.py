@@ -161,7 +161,7 @@ class CatalogWatchTests(SynchronousTestCase):
         (self.folder / "tiny.yaml").write_text(text("tiny"))
         with patch.object(watch, "look", side_effect=ZeroDivisionError("unforeseen")):
             watching = self.started()
-            self.clock.pump([1.0, 1.0])
+            self.clock.pump([watch.INTERVAL] * 2)
         self.assertEqual((watching.failures, watching.all()), (3, []))
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
         self.clock.advance(1.0)
@@ -214,10 +214,94 @@ class CatalogWatchTests(SynchronousTestCase):
         self.addCleanup(watching.stopService)
         (self.folder / "one.yaml").write_text("name: one\n")
         (self.folder / "two.yaml").unlink()
-        self.clock.advance(1.0)
+        self.clock.pump([0.5] * 3)
         (self.folder / "odd.yaml").unlink()
-        self.clock.advance(1.0)
-        self.assertEqual(gone, [set(), {"two"}, {"odd"}])
+        self.clock.pump([0.5] * 3)
+        self.assertEqual(gone, [set(), set(), {"two"}, set(), {"odd"}])
+
+    def test_a_file_with_a_mistake_keeps_its_model(self) -> None:
+        """
+        Whatever a file that served a model under another name turns into, the model is broken until the file goes.
+        """
+        self.folder.mkdir()
+        path = self.folder / "foo.yaml"
+        for number, breaks in enumerate(
+            (
+                lambda: path.write_bytes(b""),
+                lambda: path.write_text("# later\n"),
+                lambda: path.write_bytes(text("bar").encode() + b" # \xfc"),
+                lambda: path.write_bytes(b"#" * (watch.FILE_LIMIT + 1)),
+                lambda: (path.unlink(), path.symlink_to(path.name)),
+                lambda: (path.unlink(), path.symlink_to("nowhere")),
+                lambda: (path.unlink(), path.mkdir()),
+                lambda: path.write_text("name: baz\n"),
+            )
+        ):
+            path.write_text(text("bar"))
+            watching = self.started()
+            gone: list[str] = []
+            watching.on_change = gone.extend
+            breaks()
+            self.clock.pump([0.5] * 6)
+            self.assertEqual((watching.is_gone("bar"), gone), (False, []), number)
+            self.assertIsNone(watching.get("bar"), number)
+            self.assertEqual([one.model for one in watching.problems], ["baz" if number == 7 else "bar"], number)
+            (path.rmdir if path.is_dir() else path.unlink)()
+            self.clock.pump([0.5] * 4)
+            self.assertEqual((watching.is_gone("bar"), set(gone) - {"baz"}), (True, {"bar"}), number)
+
+    def test_one_of_two_files_of_a_model(self) -> None:
+        """
+        The file that serves a model goes, and the other one that names it is broken by then: the model is not gone.
+        """
+        self.folder.mkdir()
+        for name in ("a", "b"):
+            (self.folder / f"{name}.yaml").write_text(text("bar"))
+        watching = self.started()
+        (self.folder / "b.yaml").write_bytes(b"")
+        (self.folder / "a.yaml").unlink()
+        self.clock.pump([0.5] * 6)
+        self.assertFalse(watching.is_gone("bar"))
+
+    def test_a_file_that_is_saved_may_be_away_for_a_moment(self) -> None:
+        """
+        An editor takes a file away before it writes it: a model is gone after a second, within two (LOAD-17).
+        """
+        self.folder.mkdir()
+        path = self.folder / "tiny.yaml"
+        path.write_text(text("tiny"))
+        watching = self.started()
+        gone: list[str] = []
+        watching.on_change = gone.extend
+        for _ in range(2):
+            path.unlink()
+            self.clock.pump([0.5, 0.45])
+            self.assertEqual((watching.get("tiny"), watching.is_gone("tiny")), (None, False))
+            path.write_text(text("tiny"))
+            self.clock.pump([0.5] * 3)
+            self.assertIsNotNone(watching.get("tiny"))
+        self.assertEqual(gone, [])
+        path.unlink()
+        self.clock.pump([0.5] * 3)
+        self.assertEqual((watching.is_gone("tiny"), gone), (True, ["tiny"]))
+
+    def test_time_in_which_nothing_could_be_read(self) -> None:
+        """
+        A folder that is away in between does not count as time without the model.
+        """
+        self.folder.mkdir()
+        path = self.folder / "tiny.yaml"
+        path.write_text(text("tiny"))
+        watching = self.started()
+        path.unlink()
+        self.clock.advance(0.5)
+        self.folder.rename(self.folder.with_name("moved"))
+        self.clock.pump([0.5] * 4)
+        self.folder.with_name("moved").rename(self.folder)
+        self.clock.advance(0.5)
+        self.assertFalse(watching.is_gone("tiny"))
+        self.clock.pump([0.5] * 2)
+        self.assertTrue(watching.is_gone("tiny"))
 
     def test_one_look_at_a_time(self) -> None:
         """
