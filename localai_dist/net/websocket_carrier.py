@@ -15,6 +15,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionDone, ConnectionLost
 from twisted.internet.interfaces import IAddress, IDelayedCall, IReactorTime, ISSLTransport
 from twisted.python.failure import Failure
+from txaio.tx import make_logger
 
 from localai_dist.mux.pacing import LIMIT_MIN
 from localai_dist.net.carrier import CarrierUser
@@ -215,6 +216,8 @@ class _Wire(FramedWire):
 
     carrier: WebSocketCarrier
     message_is_binary: bool
+    # autobahn warns of each connection it drops. Why one ended is told by who has it, in words and with its address.
+    log = make_logger(level="error")
 
     def payload_received(self, payload: bytes | memoryview) -> None:
         self.carrier.payload_received(payload)

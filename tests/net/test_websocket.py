@@ -14,6 +14,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.endpoints import TCP4ServerEndpoint, clientFromString, connectProtocol
 from twisted.internet.error import ConnectionDone
 from twisted.internet.protocol import Factory, Protocol
+from twisted.logger import LogEvent, LogLevel, globalLogPublisher
 from twisted.python.failure import Failure
 from twisted.trial.unittest import TestCase
 from twisted.web.resource import Resource
@@ -197,9 +198,13 @@ class DialTests(WebSocketCase):
     async def test_refused(self) -> None:
         """An HTTP answer instead of the upgrade comes with status and headers, and names the address."""
         self.root.status = 403
+        told: list[LogEvent] = []
+        globalLogPublisher.addObserver(told.append)
+        self.addCleanup(globalLogPublisher.removeObserver, told.append)
         with self.assertRaises(DialRefused) as caught:
             await self.dial()
         self.assertEqual(caught.exception.status, 403)
+        self.assertEqual([event["log_format"] for event in told if event["log_level"] >= LogLevel.warn], [])
         self.assertEqual(caught.exception.headers["retry-after"], "7")
         self.assertIn(str(self.port.getHost().port), str(caught.exception))
 
