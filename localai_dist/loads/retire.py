@@ -8,7 +8,8 @@ restart of every frontend loses nothing.
 
 A model that was deleted here may be served elsewhere: each frontend that has no file of it says so in the replica's
 row, again and again, and only when every live one said so a moment ago is the replica retired. A file or a folder that
-can't be read is no deletion.
+can't be read is no deletion. After the start and after a time without the database nobody knows yet who is live: that
+takes a whole live window of looks that found the database.
 
 Source: LOAD-22.
 """
@@ -46,6 +47,9 @@ LEASE = MINUTE
 _VOTES = 3
 """For how many looks a frontend's word that it serves a model no more counts."""
 
+_GAP = 2
+"""So many looks' time without the database is one in which others could not say that they are live."""
+
 _Key = tuple[str, str, int, str, str]
 
 
@@ -76,6 +80,7 @@ class RetirementTable:
             fresh: a frontend's word counts for so long (s).
         """
         values = {"revision": replica.config_revision, "live_window": self._live_window, "fresh": fresh}
+        values["owner"] = self._instance
         return await self._pool.execute(_SQL["mark_unserved"], {**_values(replica), **values}) > 0
 
     @acts_on("asked", "retirement.mark")
@@ -117,6 +122,7 @@ class Retirement:
         self._table = table
         self._old_since: dict[_Key, float] = {}
         self._unserved_since: dict[_Key, float] = {}
+        self._found: tuple[float, float] | None = None  # since when each look found the database; the last that did
         self._loop = LoopingCall(lambda: Deferred.fromCoroutine(self.look()))
         self._loop.clock = tools.clock
 
@@ -134,6 +140,7 @@ class Retirement:
         """Mark what is old or unserved, and stop what is marked, one after the other."""
         try:
             rows = await self._tools.fleet.replicas.all()
+            self._note_found()
             marked = await self._mark_old([row for row in rows if self._is_old(row)])
             marked += await self._mark_unserved([row for row in rows if self._is_unserved(row)])
             if not marked and not any(row.state == "unloading" for row in rows):
@@ -141,6 +148,7 @@ class Retirement:
             while (taken := await self._table.take(self._tools.settings.drain)) is not None:
                 await self._stop(*taken)
         except StoreError as error:
+            self._found = None
             self.log.info("old replicas were not looked after: {error}", error=error)
 
     async def _mark_old(self, rows: Sequence[Replica]) -> int:
@@ -160,10 +168,21 @@ class Retirement:
             if not self._is_due(self._unserved_since[_key(row)]):
                 continue
             await self._table.vote(row)
-            if await self._table.mark_unserved(row, fresh=_VOTES * self._tools.settings.retire):
+            if self._knows_who_is_live() and await self._table.mark_unserved(
+                row, fresh=_VOTES * self._tools.settings.retire
+            ):
                 marked += 1
                 self._tell(row, "is of a model that no frontend serves any more")
         return marked
+
+    def _note_found(self) -> None:
+        now = self._tools.clock.seconds()
+        first, last = self._found or (now, now)
+        self._found = (first if now - last <= _GAP * self._tools.settings.retire else now, now)
+
+    def _knows_who_is_live(self) -> bool:
+        first, last = self._found or (0.0, 0.0)
+        return last - first >= self._tools.settings.live_window
 
     def _since(self, before: Mapping[_Key, float], rows: Sequence[Replica]) -> dict[_Key, float]:
         now = self._tools.clock.seconds()

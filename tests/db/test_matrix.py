@@ -560,6 +560,26 @@ class OutcomeTests(Scene):
         old = ReplicaFacts(self.t, "m", 0, "loaded", "r0", 0, 0.0, AT)
         await make_room(self.tools(verbs), Placement(self.t, "t", 0, old), claim, hold)
 
+    async def test_retiring_after_an_outage(self) -> None:
+        """
+        Nobody could beat while the database was away: whoever asks first is not live itself, and retires nothing; one
+        that is and asks alone needs no word of a frontend that stays silent (LOAD-22).
+        """
+        await self.connect()
+        await self.set_up_world("connected")
+        replica = await self.replicas.get(self.t, "m", 0)
+        assert replica is not None
+        for instance in (HERE, THERE):
+            await self.age("instances", "last_seen", WINDOW + 1, id=instance)
+        table = RetirementTable(self.pool_, HERE, WINDOW)
+        await table.vote(replica)
+        self.assertFalse(await table.mark_unserved(replica, 15.0))
+        await self.instances.register(THERE, "10.0.0.1:5", "1", "hash")
+        self.assertFalse(await table.mark_unserved(replica, 15.0))
+        await self.age("instances", "last_seen", WINDOW + 1, id=THERE)
+        await self.instances.register(HERE, "10.0.0.1:4", "1", "hash")
+        self.assertTrue(await table.mark_unserved(replica, 15.0))
+
     async def retire(self, verbs: _Verbs) -> None:
         """A frontend's look at replicas of older configurations."""
         replica = await self.replicas.get(self.t, "m", 0)

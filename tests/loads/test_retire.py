@@ -33,6 +33,15 @@ class RetirementTests(LoadsCase):
         row = self.database.replicas.get((self.node, "tiny", 0))
         return "gone" if row is None else row.state
 
+    def serve_for_long(self, *, in_flight: int = 0) -> None:
+        """The replica is the model's own, and the only frontend has known its database for a live window."""
+        replica = replace(self.old, in_flight=in_flight, config_revision=self.model.revision)
+        self.database.replicas[(self.node, "tiny", 0)] = replica
+        self.database.instances = {"one"}
+        self.start()
+        self.clock.pump([5.0] * 7)
+        self.assertEqual(self.state(), "loaded")
+
     def test_it_is_left_alone_for_a_moment(self) -> None:
         """
         Other frontends read the folder a little later: the old replica goes only after that, and exactly (LOAD-22).
@@ -78,7 +87,7 @@ class RetirementTests(LoadsCase):
         self.start()
         self.two.start()
         self.addCleanup(lambda: self.successResultOf(Deferred.fromCoroutine(self.two.stop())))
-        self.clock.pump([5.0] * 4)
+        self.clock.pump([5.0] * 10)
         self.assertEqual(self.state(), "loaded")
         self.keeps.clear()
         self.clock.pump([5.0] * 3)
@@ -89,10 +98,8 @@ class RetirementTests(LoadsCase):
         The model's file is deleted everywhere: its replica is stopped, exactly, after what runs on it (LOAD-22).
         """
         key = (self.node, "tiny", 0)
-        self.database.replicas[key] = replace(self.old, in_flight=1, config_revision=self.model.revision)
+        self.serve_for_long(in_flight=1)
         self.model = make_model("other")
-        self.database.instances = {"one"}
-        self.start()
         self.clock.advance(5.0)
         self.assertEqual(self.state(), "loaded")
         self.clock.advance(5.0)
@@ -106,12 +113,43 @@ class RetirementTests(LoadsCase):
         """
         A YAML with a typing error stops nothing that runs.
         """
+        self.serve_for_long()
         self.model = make_model("other")
         self.keeps = {"one"}
-        self.database.instances = {"one"}
-        self.start()
-        self.clock.pump([5.0] * 4)
+        self.clock.pump([5.0] * 10)
         self.assertEqual(self.state(), "loaded")
+
+    def test_who_is_live_is_not_known_at_once(self) -> None:
+        """
+        Without the database no frontend can say that it lives: what one alone does not serve runs on for a live window
+        after an outage that its looks met or slept through, and after its start (LOAD-22).
+        """
+        self.serve_for_long()
+        self.model = make_model("other")
+        self.clock.advance(5.0)  # unserved, but not for long enough
+        self.database.away = True
+        self.clock.advance(5.0)
+        self.database.away = False
+        self.clock.pump([5.0] * 6)
+        self.assertEqual(self.state(), "loaded")
+        self.clock.advance(15.0)  # as if the host had slept
+        self.clock.pump([5.0] * 5)
+        self.assertEqual(self.state(), "loaded")
+        self.clock.pump([5.0] * 2)
+        self.assertEqual(self.state(), "gone")
+
+    def test_a_frontend_that_has_just_started(self) -> None:
+        """
+        The models of others are not judged before the others had time to come back, too (LOAD-22).
+        """
+        self.database.replicas[(self.node, "tiny", 0)] = replace(self.old, config_revision=self.model.revision)
+        self.database.instances = {"one"}
+        self.model = make_model("other")
+        self.start()
+        self.clock.pump([5.0] * 6)
+        self.assertEqual(self.state(), "loaded")
+        self.clock.pump([5.0] * 2)
+        self.assertEqual(self.state(), "gone")
 
     def test_a_stop_that_fails_is_kept_for_later(self) -> None:
         """

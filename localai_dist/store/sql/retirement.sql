@@ -18,12 +18,16 @@ where node_id = %(node)s and model_name = %(model)s and replica_index = %(index)
   and state = 'loaded';
 
 -- name: mark_unserved
--- A loaded replica whose model no frontend serves any more: every live one has said so a moment ago.
+-- A loaded replica whose model no frontend serves any more: every live one has said so a moment ago,
+-- and the one that asks is live itself: after a time without the database nobody is at first.
 -- acts: asked
 update node_models m
 set state = 'unloading', cleanup_next_retry_at = now(), cleanup_attempts = 0, cleanup_error = '', updated_at = now()
 where node_id = %(node)s and model_name = %(model)s and replica_index = %(index)s and address = %(address)s
   and config_revision = %(revision)s and state = 'loaded'
+  and exists (
+      select from instances i
+      where i.id = %(owner)s and i.last_seen > now() - make_interval(secs => %(live_window)s))
   and not exists (
       select from instances i
       where i.last_seen > now() - make_interval(secs => %(live_window)s)
