@@ -64,7 +64,8 @@ class FormReader:
     """
 
     def __init__(self, content_type: str | None) -> None:
-        media_type, options = parse_options_header(content_type)
+        # An HTTP header is Latin-1; what has other letters in it comes from no client that means a form.
+        media_type, options = parse_options_header((content_type or "").encode("latin-1", "replace"))
         boundary = options.get(b"boundary")
         if media_type != MEDIA_TYPE or not boundary:
             raise bad_request("want a form: Content-Type multipart/form-data with a boundary")

@@ -66,7 +66,7 @@ def _database_at(url: str) -> tuple[str, int]:
     found = parameters(url)
     host = (found.get("hostaddr") or found.get("host") or "").split(",")[0]
     port = found.get("port", "").split(",")[0]
-    return (host if host and host[0] not in "/@" else "localhost"), int(port) if port.isdigit() else 5432
+    return (host if host and host[0] not in "/@" else "localhost"), int(port) if port.isdecimal() else 5432
 
 
 def _toward(host: str, port: int) -> str:

@@ -55,11 +55,20 @@ class ReceivedFiles:
             suffix: of its name, like ``.wav``; made safe by the caller.
 
         Raises:
-            OSError: the folder can't be written.
+            DiskFull, OSError: the folder can't be written.
         """
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        own = Path(tempfile.mkdtemp(prefix="request-", dir=self._folder))
-        return ReceivedFile(own / f"{secrets.token_hex(4)}{suffix}", in_thread=self._in_thread)
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            own = Path(tempfile.mkdtemp(prefix="request-", dir=self._folder))
+            try:
+                return ReceivedFile(own / f"{secrets.token_hex(4)}{suffix}", in_thread=self._in_thread)
+            except BaseException:
+                own.rmdir()
+                raise
+        except OSError as error:
+            if error.errno in _FULL:
+                raise DiskFull("the disk of this frontend is full: it can't take the file") from error
+            raise
 
     def sweep(self) -> int:
         """

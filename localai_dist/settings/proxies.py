@@ -174,7 +174,7 @@ def _is_below(host: str, name: str) -> bool:
 def _without_port(word: str) -> tuple[str, int | None]:
     """A host and the port behind it, None for any."""
     name, colon, digits = word.rpartition(":")
-    if not colon or not digits.isdigit() or (":" in name and not name.endswith("]")):
+    if not colon or not digits.isdecimal() or (":" in name and not name.endswith("]")):
         name, digits = word, ""
     return name.removeprefix("[").removesuffix("]"), int(digits) if digits else None
 

@@ -35,7 +35,7 @@ def parse_nvidia_smi(text: str) -> Gpu | None:
     capability = ""
     for line in text.strip().splitlines():
         fields = [field.strip() for field in line.split(",")]
-        if len(fields) < 2 or not (fields[0].isdigit() and fields[1].isdigit()):
+        if len(fields) < 2 or not (fields[0].isdecimal() and fields[1].isdecimal()):
             continue
         total += int(fields[0]) * MiB
         free += int(fields[1]) * MiB
@@ -57,7 +57,7 @@ def amd_gpu(root: Path = Path("/")) -> Gpu | None:
         if _word(card / "vendor") != _AMD_ID:
             continue
         size, used = _word(card / "mem_info_vram_total"), _word(card / "mem_info_vram_used")
-        if size.isdigit() and used.isdigit():
+        if size.isdecimal() and used.isdecimal():
             total += int(size)
             free += max(0, int(size) - int(used))
     return Gpu(total, free, "amd") if total else None
@@ -69,7 +69,7 @@ def nvidia_driver(root: Path = Path("/")) -> int | None:
         words = (root / _NVIDIA).read_text("ascii", "replace").splitlines()[0].split()
     except (OSError, IndexError):
         return None
-    numbers = [word.partition(".")[0] for word in words if word.replace(".", "").isdigit() and "." in word]
+    numbers = [word.partition(".")[0] for word in words if word.replace(".", "").isdecimal() and "." in word]
     return int(numbers[0]) if numbers else None
 
 

@@ -58,7 +58,7 @@ def read_target(path: Path) -> Target | None:
     """What the unfinished file at ``path`` is to become; None if it is not unfinished, or that can't be read."""
     try:
         sha256, _, total = _beside(path, TARGET_SUFFIX).read_text("ascii").partition("\n")
-        return Target(parse_sha256(sha256), int(total) if total.strip().isdigit() else None)
+        return Target(parse_sha256(sha256), int(total) if total.strip().isdecimal() else None)
     except (OSError, UnicodeDecodeError, UserMistake):
         return None
 

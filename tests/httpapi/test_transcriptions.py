@@ -238,6 +238,8 @@ class RefusalTests(TranscriptionCase):
             (b'{"model":"tiny"}', "application/json"),
             (form(), "multipart/form-data"),
             (form(), "multipart/form-data; boundary=" + "x" * 300),
+            (form(), "multipart/form-data; boundary=ሴ"),
+            (form(), "multipart/form-data; boundary=\xff"),
             (form(whole=False), TYPE),
             (b"garbage", TYPE),
             (b"", TYPE),

@@ -104,6 +104,19 @@ class ReceivedTests(SynchronousTestCase):
             self.successResultOf(file.remove())
         self.assertEqual(self.left(), [])
 
+    def test_a_disk_without_room_for_another_name(self) -> None:
+        """
+        No folder, or no file in it, can be made: said in the same words, and the folder does not stay (LOAD-23).
+        """
+        full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        for call in ("tempfile.mkdtemp", "os.open"):
+            with mock.patch(f"localai_dist.serving.received.{call}", side_effect=full):
+                self.assertRaises(DiskFull, self.files.new, "")
+        self.assertEqual(self.left(), [])
+        with mock.patch("localai_dist.serving.received.os.open", side_effect=OSError(errno.EIO, "broken")):
+            self.assertRaises(OSError, self.files.new, "")
+        self.assertEqual(self.left(), [])
+
     def test_leftovers_go_at_the_start(self) -> None:
         """
         What a killed frontend left is gone at its next start; a link costs nothing that it leads to (LOAD-23).

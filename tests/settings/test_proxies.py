@@ -128,6 +128,7 @@ class ExceptionTests(SynchronousTestCase):
         self.assertTrue(exempt("[2001:db8::1]:8080", "2001:db8::1", 8080))
         self.assertFalse(exempt("[2001:db8::1]:8080", "2001:db8::1", 80))
         self.assertTrue(exempt("10.0.0.1:81,10.0.0.1:82", "10.0.0.1", 82))
+        self.assertFalse(exempt("a.example:8080²", "a.example", 8080))  # a digit that is no number
 
     @given(st.text(max_size=60), st.text(min_size=1, max_size=30))
     def test_nothing_breaks_it(self, words: str, host: str) -> None:
