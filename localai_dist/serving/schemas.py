@@ -43,6 +43,9 @@ MOST_OPTIONAL: Final = 256
 MOST_WAYS: Final = 2000
 """Ways to begin one rule, counted through others: an engine follows each of them."""
 
+MOST_AT_ONCE: Final = 10_000
+"""Objects and lists one rule may be, times the ways to begin any: inside, an engine follows those of all of them."""
+
 _HALF: Final = re.compile("[\ud800-\udfff]")
 """Half of a surrogate pair: no text that can be sent holds it."""
 
@@ -104,15 +107,21 @@ def _check_ways(rules: _Rules) -> None:
     Those are rules that come back to themselves without a single character, and those with too many ways to begin.
     """
     bare = {name: body.split(" | ") for name, body in rules.made.items() if '"' not in body and "(" not in body}
-    ways = dict(rules.ways)
+    ways, inner = {"value": 6, **rules.ways}, {"value": 1, "object": 1, "array": 1}
+    inner |= {name: int(body.startswith(('"{" ', '"[" '))) for name, body in rules.made.items()}
     try:
         for name in TopologicalSorter(bare).static_order():
             if name in bare:
                 ways[name] = sum([ways.get(other, 1) for other in bare[name]])
+                inner[name] = sum([inner.get(other, 0) for other in bare[name]])
             if ways.get(name, 1) > MOST_WAYS:
                 raise UnservedSchema(rules.places[name], f"there are more than {MOST_WAYS} ways to begin it")
     except CycleError as error:
         raise UnservedSchema("", "a $ref leads back to itself") from error
+    most = max(inner, key=inner.__getitem__)
+    if inner[most] > 1 and inner[most] * max(ways.values()) > MOST_AT_ONCE:
+        reason = f"objects and lists it may be, times the most ways to begin a place, are more than {MOST_AT_ONCE}"
+        raise UnservedSchema(rules.places[most], reason)
 
 
 class _Rules:
@@ -344,8 +353,8 @@ def _listed(rules: _Rules, pairs: Sequence[tuple[str, bool]], path: str) -> str:
         tail = f'ws "," ws {pair} {after}'.strip() if needed else f'(ws "," ws {pair})? {after}'.strip()
         after = rules.add(tail, path)
     wanted = [start for start in reversed(starts) if start]
-    body = " | ".join(wanted)
-    return rules.add(f'"{{" ws ({body}){"?" if "" in starts else ""} ws "}}"', path)
+    first = rules.add(" | ".join(wanted), path, len(wanted))
+    return rules.add(f'"{{" ws {first}{"?" if "" in starts else ""} ws "}}"', path)
 
 
 def _only(schema: Mapping[str, object], known: Sequence[str], path: str) -> None:
