@@ -63,4 +63,53 @@ ATTACKS: tuple[Attack, ...] = (
         ),
         leaves_green=("tests.loads.test_leftovers.LeftoverTests.test_a_frontend_that_stops",),
     ),
+    Attack(
+        name="a-deleted-model-takes-whole-files-along",
+        file="localai_dist/loads/leftovers.py",
+        old=", unfinished_only=True)",
+        new=")",
+        reddens=(
+            "tests.loads.test_leftovers.LeftoverTests.test_a_partial_file_goes_with_its_model",
+            f"{_FILE}test_what_a_failed_load_left_goes_with_its_model",
+        ),
+        leaves_green=("tests.loads.test_leftovers.LeftoverTests.test_a_frontend_that_stops",),
+    ),
+    Attack(
+        name="a-file-that-can-not-be-read-is-a-deletion",
+        file="localai_dist/serving/watch.py",
+        old=", *self.served.values()}",
+        new="}",
+        reddens=("tests.serving.test_watch.CatalogWatchTests.test_a_file_with_a_mistake_keeps_its_model",),
+        leaves_green=("tests.serving.test_watch.CatalogWatchTests.test_a_file_that_is_saved_may_be_away_for_a_moment",),
+    ),
+    Attack(
+        name="a-file-that-is-being-saved-is-a-deletion",
+        file="localai_dist/serving/watch.py",
+        old="GONE_AFTER = 0.9\n",
+        new="GONE_AFTER = 0.0\n",
+        reddens=("tests.serving.test_watch.CatalogWatchTests.test_a_file_that_is_saved_may_be_away_for_a_moment",),
+        leaves_green=("tests.serving.test_watch.CatalogWatchTests.test_a_file_with_a_mistake_keeps_its_model",),
+    ),
+    Attack(
+        name="retire-what-others-serve-after-an-outage",
+        file="localai_dist/loads/retire.py",
+        old="            if self._knows_who_is_live() and await",
+        new="            if await",
+        also=(
+            (
+                "localai_dist/store/sql/retirement.sql",
+                "where i.id = %(owner)s and i.last_seen > now()",
+                "where i.id = %(owner)s or i.last_seen < now()",
+            ),
+        ),
+        reddens=(
+            "tests.loads.test_retire.RetirementTests.test_who_is_live_is_not_known_at_once",
+            "tests.loads.test_retire.RetirementTests.test_a_frontend_that_has_just_started",
+            "tests.db.test_matrix.OutcomeTests.test_retiring_after_an_outage",
+        ),
+        leaves_green=(
+            "tests.loads.test_retire.RetirementTests.test_a_deleted_model_is_stopped",
+            "tests.db.test_matrix.PlaceTests.test_retirement_mark_unserved",
+        ),
+    ),
 )
