@@ -30,8 +30,8 @@ CUT_AT = 112 * MiB
 """Where the upload is cut; as with 1 GiB cut at 600 MiB."""
 LOST = 8 * MiB
 """What a cut may cost (bytes)."""
-RESIDENT = 100 * MiB
-"""A worker that takes an upload stays below this (bytes)."""
+GROWS_BY = 64 * MiB
+"""A worker that takes an upload stays below what it had before and this (bytes). Source: LOAD-12."""
 TOLD_WITHIN = 30.0
 """A client is told of the loss within this (s); the kernel of this machine tells a reset at once."""
 
@@ -75,6 +75,7 @@ def test_an_upload_cut_in_the_middle_is_not_lost(fleet: FragileCluster) -> None:
     there = worker.models_dir / "cut" / "cut.bin"
     before = carried(fleet.tunnels)
     Path(f"/proc/{worker.pid}/clear_refs").write_text("5")
+    resident = peak(worker.pid)
     owner = holder(fleet)
     with ThreadPoolExecutor(1) as pool:
         reply = pool.submit(chat, fleet, owner, "cut")
@@ -90,7 +91,7 @@ def test_an_upload_cut_in_the_middle_is_not_lost(fleet: FragileCluster) -> None:
     assert told and int(told[0]) >= CUT_AT - 10 * MiB
     assert SIZE < carried(fleet.tunnels) - before < SIZE + LOST + SIZE // 50
     assert hashlib.sha256(there.read_bytes()).digest() == hashlib.sha256(source.read_bytes()).digest()
-    assert peak(worker.pid) < RESIDENT
+    assert peak(worker.pid) < resident + GROWS_BY
     assert used(worker.models_dir) <= SIZE + MiB
 
 
