@@ -114,10 +114,10 @@ def other(cluster: Cluster, frontend: Frontend) -> Frontend:
     return next(one for one in cluster.frontends if one is not frontend)
 
 
-def add_big(cluster: Cluster, name: str, *options: str) -> Path:
+def add_big(cluster: Cluster, name: str, *options: str, size: int = BIG) -> Path:
     """A model whose file is big; returns the file its processes report to."""
     events = add_model(cluster, name, *options)
-    os.truncate(cluster.state.models / f"{name}.bin", BIG)
+    os.truncate(cluster.state.models / f"{name}.bin", size)
     return events
 
 
@@ -327,7 +327,8 @@ def test_a_cancelled_transfer_stops(fleet: Cluster, way: str) -> None:
 def test_progress_is_told_alike_everywhere(fleet: Cluster) -> None:
     """Node, file, bytes, rate and phase of a running load, on both frontends; bytes never go down (LOAD-18, BR-085)."""
     name = "watched"
-    add_big(fleet, name, "test:load_delay=2")
+    size = 3 * BIG  # long enough on its way for a rate to be measured, once a second
+    add_big(fleet, name, "test:load_delay=2", size=size)
     pin(fleet, name, 1)
     seen: list[dict[str, Any]] = []
     with asked(lambda: chat(fleet, fleet.frontends[0], name)) as replies:
@@ -347,7 +348,7 @@ def test_progress_is_told_alike_everywhere(fleet: Cluster) -> None:
     sending = [one for one in seen if one["phase"] == "sending" and one.get("bytesPerSecond")]
     assert sending, seen
     assert {(one["fileIndex"], one["totalFiles"], one["totalBytes"], one["fileName"]) for one in sending} == {
-        (1, 1, BIG, f"{name}.bin")
+        (1, 1, size, f"{name}.bin")
     }
 
 
