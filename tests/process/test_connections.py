@@ -69,6 +69,7 @@ def test_no_more_connections_than_documented(cluster: Cluster) -> None:
     server = server_of(cluster)
     server.run(f"alter system set max_connections = {MOST}")
     whole = (POOL * FRONTENDS, FRONTENDS, FRONTENDS)
+    until("all connections at first", lambda: connections(server) == whole, 30)
     with Watch(lambda: connections(server), every=0.02) as seen:
         for stop in (server.restart, crash(server)):
             stop()
