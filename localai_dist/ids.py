@@ -120,7 +120,7 @@ def path_parts(text: str) -> tuple[str, ...]:
     return parts
 
 
-def folder_name(name: str) -> str:
+def folder_of(name: str) -> str:
     """
     The one folder below which everything of ``name`` lies: a ``/`` in it is no level of its own.
 

@@ -21,7 +21,7 @@ from localai_dist.catalog.errors import BadModelFile
 from localai_dist.catalog.loader import read_yaml
 from localai_dist.catalog.model import ModelConfig, Parameters, Template
 from localai_dist.errors import InvalidName
-from localai_dist.ids import ModelName, file_parts, folder_name
+from localai_dist.ids import ModelName, file_parts, folder_of
 
 FLOAT32_MAX = 3.4028234663852886e38
 """The largest number of a ``float`` of the contract with backends."""
@@ -154,7 +154,7 @@ def _demand(source: str, keys: _ModelKeys, hints: tuple[str, ...]) -> None:
     if len(keys.backend) > NAME_LIMIT or any(ord(character) < 0x20 for character in keys.backend):
         raise BadModelFile(source, f"backend: want at most {NAME_LIMIT} characters, no control characters")
     try:
-        folder_name(keys.name)  # it names a folder on the workers
+        folder_of(keys.name)  # it names a folder on the workers
     except InvalidName as error:
         raise BadModelFile(source, f"name: {error}") from error
 
@@ -169,7 +169,7 @@ def _refuse_outside(source: str, name: str, path: str) -> None:
     if path.startswith("/") or ".." in parts or "\\" in path or "\0" in path or path.endswith("/") or path == ".":
         raise BadModelFile(source, f"{path!r} is not a file below the models folder: want a relative path without ..")
     try:
-        file_parts(str(PurePosixPath("models", folder_name(name), path)))  # where it will lie on a worker
+        file_parts(str(PurePosixPath("models", folder_of(name), path)))  # where it will lie on a worker
     except InvalidName as error:
         raise BadModelFile(source, f"{path[:80]!r} can't be copied to a worker: {error}") from error
 

@@ -12,7 +12,7 @@ Reading order (the first seven are pure)::
     steps.py      the work on one node;  job.py  one attempt: hold, heartbeat, fence
     flight.py     the waiters of one model;  watch.py  a load that another frontend runs
     lookout.py    orphans, offered jobs, cancelled jobs without an owner
-    retire.py     replicas of older configurations;  leftovers.py  files of deleted models
+    retire.py     replicas of older configurations;  leftovers.py  unfinished files of deleted models
     unload.py     taking replicas off
     service.py    Loads: ensure, status, jobs, cancel, unload
 

@@ -14,7 +14,7 @@ Reading order:
     ``received.py``    files that came with requests, on this frontend;  ``lent.py``  one of them on nodes, and back
     ``generation.py``  a running answer, pulled reply by reply
     ``inference.py``   the loop that ties these together
-    ``watch.py``       the models folder, read anew every second
+    ``watch.py``       the models folder, read anew twice a second
 
 ::
 

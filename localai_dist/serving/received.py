@@ -14,7 +14,8 @@ import secrets
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,17 @@ AT_ONCE = 1 * MiB
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _TRIES = 3
+
+
+@contextmanager
+def _in_words() -> Iterator[None]:
+    """A full disk as what it is to a client; any other trouble as it is."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            raise DiskFull("the disk of this frontend is full: it can't take the file") from error
+        raise
 
 
 class ReceivedFiles:
@@ -57,7 +69,7 @@ class ReceivedFiles:
         Raises:
             DiskFull, OSError: the folder can't be written.
         """
-        try:
+        with _in_words():
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             own = Path(tempfile.mkdtemp(prefix="request-", dir=self._folder))
             try:
@@ -65,10 +77,6 @@ class ReceivedFiles:
             except BaseException:
                 own.rmdir()
                 raise
-        except OSError as error:
-            if error.errno in _FULL:
-                raise DiskFull("the disk of this frontend is full: it can't take the file") from error
-            raise
 
     def sweep(self) -> int:
         """
@@ -161,12 +169,8 @@ class ReceivedFile:
     async def _flush(self, *, close: bool) -> None:
         data = bytes(self._waiting)
         self._waiting.clear()
-        try:
+        with _in_words():
             await self._in_thread(self._append, data, close)
-        except OSError as error:
-            if error.errno in _FULL:
-                raise DiskFull("the disk of this frontend is full: it can't take the file") from error
-            raise
 
     def _append(self, data: bytes, close: bool) -> None:
         with self._turn:

@@ -32,7 +32,7 @@ INTERVAL = 0.5
 """Time between two looks at the folder (s)."""
 
 GONE_AFTER = 0.9
-"""For so long no look finds a model before it is gone (s); with ``INTERVAL`` its load stops within two (LOAD-17)."""
+"""How long no look has found a model when it is gone (s); with ``INTERVAL``, its load stops within two (LOAD-17)."""
 
 FILE_LIMIT = 1 * MiB
 """A model YAML bigger than this is a problem, not a model (bytes)."""
@@ -173,7 +173,7 @@ class CatalogWatch(Service):
         return self._seen and not self._trouble and not known
 
     def startService(self) -> None:
-        """Read the folder once, at once, so that the first request finds its model; then every second."""
+        """Read the folder once, at once, so that the first request finds its model; then every ``INTERVAL``."""
         super().startService()
         try:
             self._adopt(look(self._folder, self._look))

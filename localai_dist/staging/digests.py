@@ -49,9 +49,7 @@ class Digests:
         Raises:
             SourceMissing: it can't be opened or read.
         """
-        stamp = await self._call(_stamp, path)
-        known = self._known.get(path) or await self._call(_recall, path)
-        return None if known is None or known[0] != stamp else known[1]
+        return (await self._remembered(path))[1]
 
     async def fingerprint(self, path: Path) -> str:
         """
@@ -78,17 +76,22 @@ class Digests:
             SourceMissing: it can't be opened or read.
             SourceChanged: it changed while it was hashed.
         """
-        before = await self._call(_stamp, path)
-        known = self._known.get(path) or await self._call(_recall, path)
-        if known is None or known[0] != before:
-            known = (before, await self._hash(path, hashed))
-            if await self._call(_stamp, path) != before:
+        stamp, digest = await self._remembered(path)
+        if digest is None:
+            digest = await self._hash(path, hashed)
+            if await self._call(_stamp, path) != stamp:
                 raise SourceChanged(f"{path} changed while it was hashed; is it still being copied?")
-            await self._call(_record, path, known)
-        self._known[path] = known
+            await self._call(_record, path, (stamp, digest))
+        self._known[path] = (stamp, digest)
         while len(self._known) > _KNOWN:
             del self._known[next(iter(self._known))]
-        return known[1]
+        return digest
+
+    async def _remembered(self, path: Path) -> tuple[_Stamp, str | None]:
+        """What ``path`` is like now, and its hash if one is remembered of just that."""
+        stamp: _Stamp = await self._call(_stamp, path)
+        known = self._known.get(path) or await self._call(_recall, path)
+        return stamp, None if known is None or known[0] != stamp else known[1]
 
     async def _hash(self, path: Path, hashed: Callable[[int], None]) -> str:
         state = hashlib.sha256()

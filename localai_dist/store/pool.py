@@ -168,10 +168,9 @@ class Pool:
             self._put_back(connection)
 
     async def _borrow(self, seconds: float) -> Connection:
-        """A live connection nobody uses, the longest idle one: each statement spares it a beat. Cancelling gives up
-        the place in the queue."""
+        """A live connection nobody uses; cancelling gives up the place in the queue."""
         while self._idle:
-            connection = self._idle.pop(0)
+            connection = self._idle.pop(0)  # the longest idle one: each statement spares it a beat
             if connection.alive:
                 return connection
         if not self._running:

@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from typing import TypeVar
 
 from localai_dist.errors import InvalidName
-from localai_dist.ids import MAX_PATH_BYTES, file_parts, folder_name, path_parts
+from localai_dist.ids import file_parts, folder_of, path_parts
 
-MAX_KEY_BYTES = MAX_PATH_BYTES
-"""Bytes in one key, UTF-8."""
+T = TypeVar("T")
 
 HASH_SUFFIX = ".sha256"
 """Beside a finished file: its SHA-256 in hexadecimal."""
@@ -78,7 +78,7 @@ def staging_key(model: str, relative: str) -> str:
     """
     if not model or not relative:
         raise InvalidKey(f"a staging key needs a model and a path, got {model[:80]!r} and {relative[:80]!r}")
-    return str(parse_key(f"models/{_folder(model)}/{relative}"))
+    return str(parse_key(f"models/{_checked(folder_of, model)}/{relative}"))
 
 
 def parse_key(text: str) -> StagingKey:
@@ -91,11 +91,15 @@ def parse_key(text: str) -> StagingKey:
     return _parse(text, file_parts)
 
 
-def _parse(text: str, split: Callable[[str], tuple[str, ...]]) -> StagingKey:
+def _checked(take: Callable[[str], T], text: str) -> T:
     try:
-        parts = split(text)
+        return take(text)
     except InvalidName as error:
         raise InvalidKey(f"no staging key: {error}") from error
+
+
+def _parse(text: str, split: Callable[[str], tuple[str, ...]]) -> StagingKey:
+    parts = _checked(split, text)
     for area in (Area.MODELS, Area.DATA):
         if parts[0] == area.value:
             if len(parts) == 1:
@@ -125,14 +129,7 @@ def model_folder(model: str) -> StagingKey:
     Raises:
         InvalidKey: the name would leave the models folder.
     """
-    return _parse(f"models/{_folder(model)}", path_parts)
-
-
-def _folder(model: str) -> str:
-    try:
-        return folder_name(model)
-    except InvalidName as error:
-        raise InvalidKey(f"no staging key: {error}") from error
+    return _parse(f"models/{_checked(folder_of, model)}", path_parts)
 
 
 def ephemeral_folder(request: str) -> StagingKey:

@@ -16,7 +16,14 @@ What can go wrong on a worker::
 
 from __future__ import annotations
 
+import errno
+
 from localai_dist.errors import LocalAIDistError
+
+
+def is_disk_full(error: BaseException | None) -> bool:
+    """Whether a disk without room is what went wrong."""
+    return isinstance(error, OSError) and error.errno == errno.ENOSPC
 
 
 class WorkerError(LocalAIDistError):

@@ -176,7 +176,7 @@ class Frontends:
 
 
 def _over_tls(url: str) -> bool:
-    return url[:5].lower() in ("https", "wss:/")
+    return url.lower().startswith(("https:", "wss:"))
 
 
 def _over_http(url: str) -> str:

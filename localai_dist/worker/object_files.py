@@ -11,7 +11,6 @@ Source: LOAD-20; wire contract §6.
 
 from __future__ import annotations
 
-import errno
 import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -30,7 +29,7 @@ from localai_dist.wire.files import Target, parse_sha256
 from localai_dist.wire.keys import parse_key, parse_prefix
 from localai_dist.worker.answers import Partial, Staged, Unusable, Verifying, Whole
 from localai_dist.worker.containment import Areas
-from localai_dist.worker.errors import WorkerError
+from localai_dist.worker.errors import WorkerError, is_disk_full
 from localai_dist.worker.fetch import Fetch, FetchBody, Unasked
 from localai_dist.worker.files import files_below
 from localai_dist.worker.object_cache import ObjectCache
@@ -161,7 +160,7 @@ class ObjectFiles:
         except (StoreAway, TooLate, Unasked) as error:
             fetch.end(error=str(error), passing=True)
         except (LocalAIDistError, OSError) as error:
-            fetch.end(error=str(error), full=isinstance(error, OSError) and error.errno == errno.ENOSPC)
+            fetch.end(error=str(error), full=is_disk_full(error))
         if fetch.reply.error:
             self._log.info("fetching {file}: {error}", file=fetch.path.name, error=fetch.reply.error)
 

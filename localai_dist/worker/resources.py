@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Coroutine
 from typing import Any
 
@@ -16,6 +15,7 @@ from twisted.web.server import NOT_DONE_YET
 from localai_dist.net.answers import header, json_error
 from localai_dist.net.request import StreamingRequest
 from localai_dist.wire.credentials import AUTHORIZATION, bearer, same_secret
+from localai_dist.worker.errors import is_disk_full
 
 _log = Logger()
 
@@ -92,7 +92,7 @@ def respond(request: StreamingRequest, work: Coroutine[Any, Any, bytes], *, canc
             request.loseConnection()
         if request.gone or request.startedWriting:
             return
-        status = 507 if _is_full_disk(failure) else 500
+        status = 507 if is_disk_full(failure.value) else 500
         done(json_error(request, status, "worker_error", _words(failure), "server_error"))
 
     working.addCallbacks(done, failed)
@@ -105,14 +105,10 @@ def _tell(request: StreamingRequest, failure: Failure) -> None:
     method, path = request.method.decode("latin-1"), request.path.decode("latin-1")
     if request.gone and failure.check(CancelledError, ConnectionClosed):
         _log.info("the client of {method} {path} left: {why}", method=method, path=path, why=_words(failure))
-    elif _is_full_disk(failure):
+    elif is_disk_full(failure.value):
         _log.error("{path} was not taken: {why}", path=path, why=_words(failure))
     else:
         _log.failure("answering {method} {path} failed", failure, method=method, path=path)
-
-
-def _is_full_disk(failure: Failure) -> bool:
-    return isinstance(failure.value, OSError) and failure.value.errno == errno.ENOSPC
 
 
 def rest_of_path(request: StreamingRequest, errors: str = "replace") -> str:

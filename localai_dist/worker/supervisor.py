@@ -66,13 +66,11 @@ class Installing(Shared[Installed]):
 
     Attributes:
         what: is installed, and whether although it is there.
-        begun: it has been started.
     """
 
     def __init__(self, what: tuple[Wanted, bool]) -> None:
         super().__init__()
         self.what = what
-        self.begun = False
         self._phases: list[Phase] = []
 
     def join_with(self, phase: Phase) -> Deferred[Installed]:
@@ -166,14 +164,12 @@ class Supervisor:
         phase("resolving")
         what = (wanted, force)
         installing = self._installs.get(wanted.backend)
-        if installing is None or installing.what != what or installing.unwanted:
-            installing = self._installs[wanted.backend] = Installing(what)
-        installed = installing.join_with(phase)
-        if installing.begun:
+        if installing is not None and installing.what == what and not installing.unwanted:
             _log.info("one more waits for backend {name}, which is being installed", name=wanted.backend)
-        else:
-            installing.begun = True
-            installing.begin(lambda: self._install(wanted, force, installing), lambda: self._installed(installing))
+            return await installing.join_with(phase)
+        begun = self._installs[wanted.backend] = Installing(what)
+        installed = begun.join_with(phase)
+        begun.begin(lambda: self._install(wanted, force, begun), lambda: self._installed(begun))
         return await installed
 
     async def upgrade(self, wanted: Wanted, *, phase: Phase) -> Stopped:

@@ -18,7 +18,7 @@ from localai_dist.units import MiB
 from tests.process.kit import open_folder, quick_plan, rows, running
 from tests.process.outside import sockets_of
 from tests.process.scripted import add_model, chat, galleries
-from tests.support.object_server import ACCESS_KEY, BUCKET, SECRET_KEY, ObjectServer
+from tests.support.object_server import ObjectServer, environment
 
 SIZE = 64 * MiB
 WITHIN = 2.0
@@ -40,12 +40,7 @@ def way() -> Iterator[FaultProxy]:
 @pytest.fixture
 def depot(way: FaultProxy) -> Iterator[Cluster]:
     """Two frontends and a worker, told of the store."""
-    env = {
-        "LOCALAI_STORAGE_URL": way.url,
-        "LOCALAI_STORAGE_BUCKET": BUCKET,
-        "LOCALAI_STORAGE_ACCESS_KEY": ACCESS_KEY,
-        "LOCALAI_STORAGE_SECRET_KEY": SECRET_KEY,
-    }
+    env = environment(way.url)
     with open_folder("cancel-store") as folder:
         more = {**env, **galleries(folder)}
         plan = quick_plan(folder / "state", models=("tiny-facts",), workers=1, frontend_env=more, worker_env=env)

@@ -16,7 +16,7 @@ from tests.process.faults import FragileCluster, carried
 from tests.process.kit import open_folder, quick_plan, run_to_the_end
 from tests.process.outside import backends_of, environment_of
 from tests.process.scripted import SERVED_WITHIN, admin, chat, pin, serves
-from tests.support.object_server import ACCESS_KEY, BUCKET, SECRET_KEY, ObjectServer
+from tests.support.object_server import ACCESS_KEY, SECRET_KEY, ObjectServer, environment
 
 QUESTION, ANSWER = "What is the capital of Kenya?", "The capital of Kenya is Nairobi."
 SIZE = 72 * MiB
@@ -35,12 +35,7 @@ def store() -> Iterator[ObjectServer]:
 @pytest.fixture(scope="module")
 def depot(store: ObjectServer) -> Iterator[FragileCluster]:
     """Two frontends, two workers, all of them told of the store."""
-    env = {
-        "LOCALAI_STORAGE_URL": store.url,
-        "LOCALAI_STORAGE_BUCKET": BUCKET,
-        "LOCALAI_STORAGE_ACCESS_KEY": ACCESS_KEY,
-        "LOCALAI_STORAGE_SECRET_KEY": SECRET_KEY,
-    }
+    env = environment(store.url)
     with open_folder("store") as folder:
         plan = quick_plan(folder / "state", models=["tiny-facts"], frontend_env=env, worker_env=env)
         with run_to_the_end(FragileCluster(plan)) as cluster:

@@ -190,12 +190,7 @@ class FakeChannel:
 
     async def predict(self, options: pb.PredictOptions, timeout: float | None = None) -> pb.Reply:
         self.asked.append(options)
-        if self.hold is not None:
-            try:
-                await self.hold
-            except BaseException:
-                self.cancelled = True
-                raise
+        await self._held()
         if isinstance(self.reply, Exception):
             raise self.reply
         return self.reply
@@ -212,18 +207,21 @@ class FakeChannel:
 
     async def transcribe(self, request: pb.TranscriptRequest, timeout: float | None = None) -> pb.TranscriptResult:
         self.heard.append(request)
-        if self.hold is not None:
-            try:
-                await self.hold
-            except BaseException:
-                self.cancelled = True
-                raise
+        await self._held()
         if isinstance(self.transcript, Exception):
             raise self.transcript
         return self.transcript
 
     def close(self) -> None:
         self.closed += 1
+
+    async def _held(self) -> None:
+        if self.hold is not None:
+            try:
+                await self.hold
+            except BaseException:
+                self.cancelled = True
+                raise
 
 
 @dataclass

@@ -13,7 +13,7 @@ from twisted.web.iweb import IBodyProducer
 from zope.interface import implementer
 
 from localai_dist.catalog.parse import parse_model
-from localai_dist.ids import folder_name
+from localai_dist.ids import folder_of
 from localai_dist.mux.classes import TrafficClass
 from localai_dist.staging.plan import StagedFile
 from localai_dist.staging.progress import Progress
@@ -67,7 +67,7 @@ class ReportCase(TunnelCase):
 
     def arrived(self, model: str) -> dict[str, str]:
         """Every file on the worker, without hash files: its name and its hash."""
-        return hashes(self.folder / "models" / folder_name(model))
+        return hashes(self.folder / "models" / folder_of(model))
 
 
 def hashes(root: Path) -> dict[str, str]:
@@ -201,7 +201,7 @@ class TreeTests(ReportCase):
             model = parse_model(text, source=f"{name}.yaml")
             staged = await self.stage(name, *model.files())
             self.assertEqual(self.arrived(name), expected)
-            root = self.folder / "models" / folder_name(name)
+            root = self.folder / "models" / folder_of(name)
             self.assertEqual({one.remote for one in staged}, {str(root / relative) for relative in expected})
             self.assertEqual(sum(one.sent for one in await self.stage(name, *model.files())), 0)
         (self.folder / "models" / "real" / "repo" / "模型.txt").unlink()

@@ -17,6 +17,16 @@ BUCKET = "localai"
 ACCESS_KEY, SECRET_KEY = "AKIDEXAMPLE", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"
 
 
+def environment(url: str) -> dict[str, str]:
+    """What a daemon is told of the store at ``url``."""
+    return {
+        "LOCALAI_STORAGE_URL": url,
+        "LOCALAI_STORAGE_BUCKET": BUCKET,
+        "LOCALAI_STORAGE_ACCESS_KEY": ACCESS_KEY,
+        "LOCALAI_STORAGE_SECRET_KEY": SECRET_KEY,
+    }
+
+
 class ObjectServer:
     """
     Runs from ``start`` to ``stop``.

@@ -6,9 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from localai_dist.ids import MAX_FILE_NAME_BYTES, MAX_PART_BYTES, MAX_PATH_PARTS
+from localai_dist.ids import MAX_FILE_NAME_BYTES, MAX_PART_BYTES, MAX_PATH_BYTES, MAX_PATH_PARTS
 from localai_dist.wire.keys import (
-    MAX_KEY_BYTES,
     Area,
     InvalidKey,
     StagingKey,
@@ -65,7 +64,7 @@ class KeyTests(SynchronousTestCase):
         for bad in (
             "models/" + "d" * (MAX_PART_BYTES + 1) + "/f",
             "models/" + "a" * (MAX_FILE_NAME_BYTES + 1),
-            "models/" + "a/" * (MAX_KEY_BYTES // 2) + "b",
+            "models/" + "a/" * (MAX_PATH_BYTES // 2) + "b",
             "models/" + "d/" * (MAX_PATH_PARTS - 1) + "f",
         ):
             with self.assertRaises(InvalidKey):
