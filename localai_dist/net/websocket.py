@@ -30,7 +30,7 @@ from localai_dist.net.proxy import way_to
 from localai_dist.net.session import MuxSession, SessionConfig
 from localai_dist.net.stream import MuxStream
 from localai_dist.net.websocket_carrier import WEBSOCKET_OPTIONS, ClientWire, ServerWire, WebSocketCarrier
-from localai_dist.settings.proxies import Proxies
+from localai_dist.settings.proxies import Proxies, bracketed
 
 
 def require_masker() -> None:
@@ -129,7 +129,7 @@ def _target(
     if scheme not in ("ws", "wss") or not parts.hostname:
         raise DialFailed(f"{url!r} is no WebSocket address: want ws://host or wss://host")
     port = port or (443 if scheme == "wss" else 80)
-    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    host = bracketed(parts.hostname)
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     factory: Any = _ClientFactory(
         f"{scheme}://{host}:{port}{path}", headers=dict(headers), useragent="localai-dist", reactor=reactor
