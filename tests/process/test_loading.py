@@ -201,6 +201,8 @@ def test_a_killed_frontends_load_is_taken_over(fleet: Cluster, phase: str) -> No
     pin(fleet, name, 0)
     with open_chat(fleet, fleet.frontends[0], name):
         row = at(fleet, name, phase, bytes_sent=100 * MiB if phase == "staging" else 0)
+        if phase == "loading":  # the row says so before the call is made
+            until("the call to load", lambda: reported(events, "load"), 20)
     victim = owner(fleet, row)
     survivor = other(fleet, victim)
     os.kill(victim.pid or 0, signal.SIGKILL)
