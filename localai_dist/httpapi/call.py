@@ -13,6 +13,7 @@ from localai_dist.errors import InvalidQuantity
 from localai_dist.httpapi.errors import ApiError, bad_request, model_not_found
 from localai_dist.httpapi.routing import Route
 from localai_dist.httpapi.validation import decode
+from localai_dist.net.head import header, query
 from localai_dist.units import parse_duration
 
 if TYPE_CHECKING:
@@ -82,14 +83,12 @@ class Call:
         self.gone = False
 
     def header(self, name: str) -> str | None:
-        """The request header ``name``, or None."""
-        given = self.request.requestHeaders.getRawHeaders(name.encode("ascii"))
-        return given[0].decode("utf-8", "surrogateescape") if given else None
+        """The request header ``name``, or None; see ``net.head`` for one that is there twice."""
+        return header(self.request, name)
 
     def query(self, name: str) -> str | None:
         """The first query value ``name``, or None."""
-        found = (self.request.args or {}).get(name.encode("ascii"))
-        return found[0].decode("utf-8", "replace") if found else None
+        return query(self.request, name)
 
     def body(self, kind: type[T]) -> T:
         """

@@ -5,8 +5,8 @@ Read in this order: ``errors``, ``config``, ``carrier`` (what a session needs of
 transport's producer), ``socketless`` and ``stream`` (one stream as a transport), ``opens`` (those that wait) and
 ``session`` (drives ``mux.session``; keepalive), ``handshake`` (opening frames), ``endpoints``, ``splice`` (joins two
 transports), ``proxy`` (the way through one), ``sockets``, ``websocket_mask`` and ``websocket_frames`` (the data path),
-``websocket_carrier`` and ``websocket`` (dial and accept), ``answers``, ``body`` and ``request`` (twisted.web with
-streamed bodies, bounded, and JSON errors).
+``websocket_carrier`` and ``websocket`` (dial and accept), ``head`` (of a request), ``answers``, ``body`` and
+``request`` (twisted.web with streamed bodies, bounded, and JSON errors).
 
 ::
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 
+from localai_dist.net.head import header
+
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -63,9 +65,3 @@ def json_error(
     for name, value in headers:
         request.setHeader(name, value)
     return body
-
-
-def header(request: Any, name: str) -> str | None:
-    """The first such request header as text; asked for as bytes, as Twisted raises on bytes that are no UTF-8."""
-    values = request.requestHeaders.getRawHeaders(name.encode("ascii"))
-    return values[0].decode("utf-8", "replace") if values else None

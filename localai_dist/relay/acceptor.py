@@ -21,6 +21,7 @@ from twisted.web.server import NOT_DONE_YET
 
 from localai_dist.errors import InvalidName
 from localai_dist.ids import InstanceId, parse_instance_id
+from localai_dist.net.head import header, query
 from localai_dist.net.session import MuxSession, SessionConfig, SessionEnd
 from localai_dist.net.stream import MuxStream
 from localai_dist.store.errors import StoreError
@@ -88,12 +89,12 @@ class PeerResource(Resource):
         """Decide, then upgrade."""
         if not same_secret(door.bearer_of(request), self._registration_token):
             return self._refuse(request, NOT_ONE_OF_US)
-        claimed = door.query(request, "id")
+        claimed = query(request, "id")
         if not claimed:
             return self._refuse(request, NO_ID)
         gone: list[object] = []
         request.notifyFinish().addErrback(gone.append)
-        deciding = Deferred.fromCoroutine(self._decide(claimed, door.header(request, PEER_TOKEN)))
+        deciding = Deferred.fromCoroutine(self._decide(claimed, header(request, PEER_TOKEN)))
         deciding.addCallback(self._answer, request, claimed, gone)
         deciding.addErrback(self._broken, request, gone)
         return NOT_DONE_YET

@@ -24,6 +24,7 @@ from twisted.web.server import NOT_DONE_YET
 from localai_dist.errors import InvalidName, LocalAIDistError
 from localai_dist.ids import NodeId, parse_node_id
 from localai_dist.mux.errors import SessionDead
+from localai_dist.net.head import query
 from localai_dist.net.session import MuxSession, SessionConfig
 from localai_dist.store.errors import StoreError
 from localai_dist.tunnel import door
@@ -109,7 +110,7 @@ class ConnectResource(Resource):
             return self._refuse(request, NO_TOKEN)
         if self._nodes is None or not self._accepting():
             return self._refuse(request, CLOSED)
-        claimed = door.query(request, "id")
+        claimed = query(request, "id")
         if not claimed:
             return self._refuse(request, NO_ID)
         gone: list[object] = []

@@ -13,6 +13,7 @@ from twisted.web.server import NOT_DONE_YET
 from localai_dist import __version__
 from localai_dist.net import websocket
 from localai_dist.net.answers import json_error
+from localai_dist.net.head import header
 from localai_dist.net.session import MuxSession, SessionConfig
 from localai_dist.net.stream import MuxStream
 from localai_dist.wire.credentials import AUTHORIZATION, VERSION, bearer
@@ -22,21 +23,9 @@ TYPES = {400: "invalid_request_error", 401: "invalid_request_error", 403: "permi
 """Status -> the envelope's type; any other is a server's. Source: design §8."""
 
 
-def header(request: IRequest, name: str) -> str | None:
-    """The request header ``name`` as text, or None."""
-    value = request.getHeader(name.lower().encode("ascii"))
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
-
-
 def bearer_of(request: IRequest) -> str | None:
     """The bearer token the request presents, or None."""
     return bearer(header(request, AUTHORIZATION))
-
-
-def query(request: Any, name: str) -> str:
-    """The first query argument ``name``, or nothing."""
-    values = request.args.get(name.encode("ascii")) or [b""]
-    return values[0].decode("utf-8", "replace")
 
 
 def same_origin(request: IRequest) -> bool:

@@ -17,7 +17,7 @@ from twisted.web.server import NOT_DONE_YET
 from twisted.web.static import NoRangeStaticProducer
 
 from localai_dist.errors import InvalidName, UserMistake
-from localai_dist.net.answers import header
+from localai_dist.net.head import header
 from localai_dist.net.request import StreamingRequest
 from localai_dist.wire.files import (
     CONTENT_RANGE,

@@ -12,7 +12,8 @@ from twisted.python.failure import Failure
 from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET
 
-from localai_dist.net.answers import header, json_error
+from localai_dist.net.answers import json_error
+from localai_dist.net.head import header
 from localai_dist.net.request import StreamingRequest
 from localai_dist.wire.credentials import AUTHORIZATION, bearer, same_secret
 from localai_dist.worker.errors import is_disk_full

@@ -69,4 +69,20 @@ ATTACKS: tuple[Attack, ...] = (
         reddens=("tests/process/test_make_demo.py::test_make_demo_without_postgresql_or_compiler",),
         leaves_green=("tests/process/test_make_demo.py::test_demo_as_an_ordinary_user",),
     ),
+    Attack(
+        name="take-the-first-of-two-credentials",
+        file="localai_dist/net/head.py",
+        old='b", ".join(lines).decode("utf-8", "surrogateescape")',
+        new='lines[0].decode("utf-8", "surrogateescape")',
+        reddens=(
+            "tests.httpapi.test_nodes.RegisterTests.test_two_credentials",
+            "tests.relay.test_acceptor.PeerResourceTests.test_refusals",
+            "tests.tunnel.test_acceptor.ConnectResourceTests.test_a_header_that_is_there_twice",
+            "tests.worker.test_server.ProbeTests.test_two_tokens",
+        ),
+        leaves_green=(
+            "tests.httpapi.test_nodes.RegisterTests.test_token",
+            "tests.worker.test_server.ProbeTests.test_token",
+        ),
+    ),
 )

@@ -15,7 +15,7 @@ from localai_dist.registry.records import Readings, Registration
 from localai_dist.store.errors import StoreUnavailable
 from localai_dist.wire.credentials import digest
 from localai_dist.wire.verbs import BackendEntry, ListReply
-from tests.httpapi.doubles import NODE, OTHER, REGISTRATION, FakePresence, FakeVerbs, World, make_node
+from tests.httpapi.doubles import KEY, NODE, OTHER, REGISTRATION, FakePresence, FakeVerbs, World, make_node
 
 BACKEND = {"name": "llama-cpp", "is_system": False, "is_meta": False, "version": "1"}
 
@@ -67,6 +67,26 @@ class RegisterTests(SynchronousTestCase):
         world = World(registration_token="")
         for key in (None, "", "anything"):
             self.assertEqual(world.send("POST", "/api/node/register", {"name": "box"}, key=key).status, 401)
+
+    def test_two_credentials(self) -> None:
+        """
+        Two credentials in one request are a wrong one, whichever comes first: a key, a registration token, a node's.
+        """
+        world = World()
+        box = {"name": "box"}
+        for first, second in ((REGISTRATION, "x"), ("x", REGISTRATION)):
+            got = world.send("POST", "/api/node/register", box, key=first, Authorization=f"Bearer {second}")
+            self.assertEqual(got.status, 401)
+        for first, second in ((KEY, "x"), ("x", KEY)):
+            self.assertEqual(world.send("GET", "/v1/models", key=first, Authorization=f"Bearer {second}").status, 401)
+            twice = {"x_api_key": first, "X_API_Key": second}
+            self.assertEqual(world.send("GET", "/v1/models", key=None, **twice).status, 401)
+        path = f"/api/node/{NODE}/heartbeat"
+        for first, second in (("token-box", "token-other"), ("token-other", "token-box")):
+            twice = {"X_LocalAI_Node_Token": first, "x_localai_node_token": second}
+            self.assertEqual(world.send("POST", path, {}, key=REGISTRATION, **twice).status, 403)
+        self.assertEqual(world.api.nodes.said, [])  # type: ignore[attr-defined]
+        self.assertEqual(world.node("POST", path, {}, token="token-box").status, 200)
 
     def test_what_can_not_be(self) -> None:
         """

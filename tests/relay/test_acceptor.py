@@ -117,8 +117,14 @@ class PeerResourceTests(PeerCase):
         await self.assert_refused(401, "")
         await self.assert_refused(401, "?id=here", X_LocalAI_Peer_Token="mine")
         await self.assert_refused(401, "?id=here", Authorization="Bearer wrong", X_LocalAI_Peer_Token="mine")
+        for first, second in (("Bearer shared", "Bearer x"), ("Bearer x", "Bearer shared")):
+            twice = {**BOTH, "Authorization": first, "authorization": second}
+            await self.assert_refused(401, "?id=here", **twice)
         await self.assert_refused(400, "", **BOTH)
         self.assertEqual(self.instances.asked, 0)
+        for first, second in (("mine", "x"), ("x", "mine")):
+            twice = {**BOTH, "X_LocalAI_Peer_Token": first, "x_localai_peer_token": second}
+            await self.assert_refused(401, "?id=here", **twice)
         await self.assert_refused(401, "?id=here", Authorization="Bearer shared")
         await self.assert_refused(401, "?id=here", Authorization="Bearer shared", X_LocalAI_Peer_Token="")
         await self.assert_refused(401, "?id=there", **BOTH)

@@ -127,6 +127,18 @@ class ConnectResourceTests(DoorCase):
         await self.assert_refused(403, Authorization="Bearer t", Origin="http://evil.example")
         self.assertEqual((self.held.sessions(), self.rows.rows), ({}, {}))
 
+    async def test_a_header_that_is_there_twice(self) -> None:
+        """Two credentials are a wrong one and two origins a foreign one, in whatever order the good one comes: so no
+        proxy on the way can have checked the other line (CLUS-6)."""
+        for first, second in (("Bearer t", "Bearer x"), ("Bearer x", "Bearer t"), ("Bearer t", "Bearer t")):
+            self.nodes.check = Check.WRONG
+            await self.assert_refused(401, Authorization=first, authorization=second)
+            self.assertEqual(self.nodes.asked.pop(), ("n-1", f"{first}, {second}".removeprefix("Bearer ")))
+        self.nodes.check = Check.OK
+        for first, second in (("http://evil.example", self.base), (self.base, "http://evil.example")):
+            await self.assert_refused(403, Authorization="Bearer t", Origin=first, origin=second)
+        self.assertEqual(self.held.sessions(), {})
+
     async def test_an_origin_that_is_no_address(self) -> None:
         """An Origin that can't be read is a foreign one, not a fault of ours."""
         for origin in ("http://[::1", "http://[x]", "null", "http://a]b", "http://\u2100.example", "://"):

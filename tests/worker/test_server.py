@@ -121,6 +121,15 @@ class ProbeTests(ServerCase):
                 self.assertEqual(status, 401)
                 self.assertEqual(headers["www-authenticate"], "Bearer")
 
+    async def test_two_tokens(self) -> None:
+        """A good token beside another one is no good token, whichever comes first."""
+        uri = f"http://127.0.0.1:{self.worker.http_port}/v1/backend-logs".encode()
+        for tokens, status in (([TOKEN], 200), ([TOKEN, "x"], 401), (["x", TOKEN], 401)):
+            sent = Headers({"authorization": [f"Bearer {token}" for token in tokens]})
+            response = await Agent(reactor).request(b"GET", uri, sent)
+            await readBody(response)
+            self.assertEqual((tokens, response.code), (tokens, status))
+
 
 class EmptyTokenTests(ServerCase):
     token = ""
