@@ -34,7 +34,7 @@ for _known in (
 
 
 #: Packages without a reactor, clock or chance: ``make check`` keeps every line and branch of them covered.
-PURE = ("mux", "wire", "catalog", "reach", "backoff", "ids", "units", "errors")
+PURE = ("mux", "wire", "catalog", "reach", "backoff", "ids", "units", "urls", "errors")
 
 #: What ``make check`` leaves to ``make test``: databases, peers, programs, and the long runs over sockets.
 NOT_UNIT = (

@@ -16,8 +16,9 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from localai_dist.net.errors import NetError
-from localai_dist.settings.proxies import Proxies, Proxy, bracketed
+from localai_dist.settings.proxies import Proxies, Proxy
 from localai_dist.units import KiB
+from localai_dist.urls import bracketed
 
 ANSWER_WITHIN: Final = 8.0
 """Seconds a proxy may take to answer, so that its silence is told before the dial's own time is over."""

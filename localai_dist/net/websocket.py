@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
-from urllib.parse import urlsplit
 
 from autobahn.twisted.websocket import (
     WebSocketClientFactory,
@@ -30,7 +29,8 @@ from localai_dist.net.proxy import way_to
 from localai_dist.net.session import MuxSession, SessionConfig
 from localai_dist.net.stream import MuxStream
 from localai_dist.net.websocket_carrier import WEBSOCKET_OPTIONS, ClientWire, ServerWire, WebSocketCarrier
-from localai_dist.settings.proxies import Proxies, bracketed
+from localai_dist.settings.proxies import Proxies
+from localai_dist.urls import FRONTEND_SCHEMES, InvalidUrl, bracketed, parse_url
 
 
 def require_masker() -> None:
@@ -121,25 +121,22 @@ def _target(
     reactor: Any, url: str, headers: Mapping[str, str], tls_trust: Any, proxies: Proxies
 ) -> tuple[str, Any, Any]:
     try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError as error:  # such as http://[::1
+        to = parse_url(url, FRONTEND_SCHEMES)
+    except InvalidUrl as error:
         raise DialFailed(f"{url!r} is no WebSocket address: {error}") from error
-    scheme = {"http": "ws", "https": "wss"}.get(parts.scheme, parts.scheme)
-    if scheme not in ("ws", "wss") or not parts.hostname:
-        raise DialFailed(f"{url!r} is no WebSocket address: want ws://host or wss://host")
-    port = port or (443 if scheme == "wss" else 80)
-    host = bracketed(parts.hostname)
-    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    scheme = {"http": "ws", "https": "wss"}.get(to.scheme, to.scheme)
+    port = to.port or (443 if scheme == "wss" else 80)
+    host = bracketed(to.host)
+    path = (to.path or "/") + (f"?{to.query}" if to.query else "")
     factory: Any = _ClientFactory(
         f"{scheme}://{host}:{port}{path}", headers=dict(headers), useragent="localai-dist", reactor=reactor
     )
     factory.protocol = ClientWire
     factory.noisy = False
     factory.setProtocolOptions(serverConnectionDropTimeout=0, **WEBSOCKET_OPTIONS)
-    endpoint: Any = way_to(reactor, proxies, scheme, parts.hostname, port)
+    endpoint: Any = way_to(reactor, proxies, scheme, to.host, port)
     if scheme == "wss":
-        endpoint = wrapClientTLS(optionsForClientTLS(parts.hostname, trustRoot=tls_trust), endpoint)
+        endpoint = wrapClientTLS(optionsForClientTLS(to.host, trustRoot=tls_trust), endpoint)
     return f"{host}:{port}", factory, endpoint
 
 

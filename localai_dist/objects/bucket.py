@@ -7,6 +7,7 @@ from urllib.parse import quote, urlsplit
 
 from localai_dist.errors import UserMistake
 from localai_dist.units import MiB
+from localai_dist.urls import HTTP_SCHEMES, InvalidUrl, parse_url
 
 PREFIX = "localai-dist/sha256/"
 
@@ -52,8 +53,10 @@ def make_bucket(url: str, name: str, region: str, access_key: str, secret_key: s
     """
     if not url:
         return None
-    if not _is_address(url):
-        raise UserMistake("LOCALAI_STORAGE_URL is no object store's address: want https://host[:port], keys apart")
+    trouble = _trouble_with(url)
+    if trouble:
+        text = f"LOCALAI_STORAGE_URL is no object store's address, {trouble}"
+        raise UserMistake(f"{text}: want https://host[:port], keys apart")
     if bool(access_key) != bool(secret_key):
         text = "one of LOCALAI_STORAGE_ACCESS_KEY and LOCALAI_STORAGE_SECRET_KEY is missing"
         raise UserMistake(f"{text}: set both, or none for a store that is open")
@@ -62,12 +65,13 @@ def make_bucket(url: str, name: str, region: str, access_key: str, secret_key: s
     return Bucket(url.rstrip("/"), name, region, access_key, secret_key)
 
 
-def _is_address(url: str) -> bool:
+def _trouble_with(url: str) -> str:
+    """Why ``url`` is no store's address; nothing if it is one."""
     try:
-        parts = urlsplit(url)
-    except ValueError:  # such as http://[::1
-        return False
-    return parts.scheme in ("http", "https") and bool(parts.netloc) and not parts.query and "@" not in parts.netloc
+        store = parse_url(url, HTTP_SCHEMES)
+    except InvalidUrl as error:
+        return str(error)
+    return "there is a user or a query in it" if store.query or "@" in store.authority else ""
 
 
 def object_key(sha256: str) -> str:

@@ -11,7 +11,6 @@ from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Protocol
-from urllib.parse import urlsplit
 
 from twisted.logger import Logger
 
@@ -21,6 +20,7 @@ from localai_dist.net.stream import MuxStream
 from localai_dist.roles.ending import end_with
 from localai_dist.settings.proxies import Proxies, parse_proxies
 from localai_dist.tunnel.dialer import TunnelClient
+from localai_dist.urls import parse_url
 from localai_dist.worker.frontends import Frontends
 from localai_dist.worker.identity import IdentityFile
 from localai_dist.worker.readings import TakeReadings, no_readings
@@ -140,8 +140,8 @@ def make_member(
 def _tell_ways(urls: Sequence[str], proxies: Proxies) -> None:
     """One line for each frontend that is reached by a proxy: who looks for a lost connection wants to know."""
     for url in urls:
-        parts = urlsplit(url)
-        proxy = proxies.towards(parts.scheme, parts.hostname or "", parts.port)
+        frontend = parse_url(url)
+        proxy = proxies.towards(frontend.scheme, frontend.host, frontend.port)
         if proxy is not None:
             text = "{url} is reached by way of the proxy {proxy} of {variable}"
             _log.info(text, url=url, proxy=str(proxy), variable=proxy.variable)

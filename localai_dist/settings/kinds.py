@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
-from urllib.parse import urlsplit
 
 from localai_dist.errors import InvalidQuantity, UserMistake
 from localai_dist.units import MiB, format_duration, format_size, parse_duration, parse_fraction, parse_size
+from localai_dist.urls import FRONTEND_SCHEMES, InvalidUrl, bracketed, parse_url
 
 T = TypeVar("T")
 
@@ -28,7 +28,7 @@ class HostPort:
 
     def __str__(self) -> str:
         """As it is written: ``127.0.0.1:8080``, ``[::1]:8080``, ``:8080``."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return f"{bracketed(self.host)}:{self.port}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,13 +125,13 @@ def parse_urls(text: str) -> tuple[str, ...]:
 
 def _url(word: str) -> str:
     try:
-        parts = urlsplit(word)
-        good = parts.scheme in ("http", "https", "ws", "wss") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        good = False
-    if not good:
-        raise UserMistake(f"{word!r} is not a frontend's address: want http://host:port or https://host")
-    if parts.username is not None or parts.password is not None:
+        frontend = parse_url(word, FRONTEND_SCHEMES)
+    except InvalidUrl as error:
+        shown = "one with an @" if "@" in word else repr(word)  # there may be a password before it
+        raise UserMistake(
+            f"{shown} is not a frontend's address, {error}: want http://host:port or https://host"
+        ) from error
+    if frontend.user is not None:
         raise UserMistake("a frontend's address carries no user and password: the registration token is the credential")
     return word.rstrip("/")
 

@@ -12,9 +12,10 @@ import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import unquote
 
 from localai_dist.errors import UserMistake
+from localai_dist.urls import InvalidUrl, bracketed, parse_url
 
 HTTPS: Final = "HTTPS_PROXY"
 HTTP: Final = "HTTP_PROXY"
@@ -103,40 +104,22 @@ def parse_proxies(environ: Mapping[str, str]) -> Proxies:
     return Proxies(named, tuple(filter(None, (word.strip().lower() for word in _read(environ, NONE).split(",")))))
 
 
-def bracketed(host: str) -> str:
-    """``host`` as it stands before a colon and a port."""
-    return f"[{host}]" if ":" in host else host
-
-
 def _read(environ: Mapping[str, str], variable: str) -> str:
     return (environ.get(variable) or environ.get(variable.lower()) or "").strip()
 
 
 def _proxy(variable: str, text: str) -> Proxy:
-    parts = _split(text)
-    if parts is not None and parts.scheme not in ("", "http"):
-        raise UserMistake(f"{variable}: only http:// proxies are spoken to, not {parts.scheme[:16]}://")
-    host, port = (parts.hostname, _port_of(parts)) if parts is not None else (None, None)
-    if parts is None or not host or port is None:
-        raise UserMistake(f"{variable} is no proxy's address: want http://host:port or http://user:password@host:port")
-    return Proxy(variable, host, port, _basic(parts.username, parts.password))
-
-
-def _split(text: str) -> SplitResult | None:
-    """The parts of an address with or without a scheme; None for what is none."""
-    if not text.isascii() or any(character <= " " for character in text):
-        return None
+    """One with or without a scheme."""
     try:
-        return urlsplit(text if "://" in text else f"http://{text}")
-    except ValueError:  # such as http://[::1
-        return None
-
-
-def _port_of(parts: SplitResult) -> int | None:
-    try:
-        return parts.port or _DEFAULT_PORT
-    except ValueError:
-        return None
+        url = parse_url(text if "://" in text else f"http://{text}")
+        if not text.isascii():
+            raise InvalidUrl("not every letter of it is ASCII")
+    except InvalidUrl as error:
+        want = "want http://host:port or http://user:password@host:port"
+        raise UserMistake(f"{variable} is no proxy's address, {error}: {want}") from None
+    if url.scheme != "http":
+        raise UserMistake(f"{variable}: only http:// proxies are spoken to, not {url.scheme[:16]}://")
+    return Proxy(variable, url.host, url.port or _DEFAULT_PORT, _basic(url.user, url.password))
 
 
 def _basic(user: str | None, password: str | None) -> str | None:

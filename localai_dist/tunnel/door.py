@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import urlsplit
 
 from twisted.internet.interfaces import IReactorTime
 from twisted.web.iweb import IRequest
@@ -16,6 +15,7 @@ from localai_dist.net.answers import json_error
 from localai_dist.net.head import header
 from localai_dist.net.session import MuxSession, SessionConfig
 from localai_dist.net.stream import MuxStream
+from localai_dist.urls import HTTP_SCHEMES, InvalidUrl, parse_url
 from localai_dist.wire.credentials import AUTHORIZATION, VERSION, bearer
 from localai_dist.wire.releases import compatible, mismatch
 
@@ -34,10 +34,10 @@ def same_origin(request: IRequest) -> bool:
     if not origin:
         return True
     try:
-        asking = urlsplit(origin).netloc.lower()
-    except ValueError:  # such as http://[::1
+        asking = parse_url(origin, HTTP_SCHEMES)
+    except InvalidUrl:  # such as null, which a page without an address sends
         return False
-    return bool(asking) and asking == (header(request, "Host") or "").lower()
+    return asking.authority.lower() == (header(request, "Host") or "").lower()
 
 
 def other_release(request: IRequest) -> str | None:

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Final
-from urllib.parse import quote, urlsplit, urlunsplit
+from urllib.parse import quote
 
 from localai_dist.errors import UserMistake
 from localai_dist.ids import NodeId
+from localai_dist.urls import FRONTEND_SCHEMES, InvalidUrl, parse_url
 
 CONNECT_PATH: Final = "/api/cluster/connect"
-_SCHEMES: Final = ("http", "https", "ws", "wss")
-
-
-class InvalidUrl(UserMistake):
-    """A frontend URL that can't be dialled."""
 
 
 def connect_url(frontend: str, node: NodeId) -> str:
@@ -25,13 +21,10 @@ def connect_url(frontend: str, node: NodeId) -> str:
         InvalidUrl: no http, https, ws or wss URL with a host.
     """
     try:
-        parts = urlsplit(frontend)
-    except ValueError:  # such as http://[::1
-        parts = urlsplit("")
-    if parts.scheme not in _SCHEMES or not parts.hostname:
-        raise InvalidUrl(f"{frontend[:120]!r} is not a frontend's URL: want one like http://frontend.example:8080")
-    path = parts.path.rstrip("/") + CONNECT_PATH
-    return urlunsplit((parts.scheme, parts.netloc, path, f"id={quote(node, safe='')}", ""))
+        there = parse_url(frontend, FRONTEND_SCHEMES)
+    except InvalidUrl as error:
+        raise InvalidUrl(f"{frontend[:120]!r} is not a frontend's address, {error}") from error
+    return f"{there.scheme}://{there.authority}{there.path.rstrip('/')}{CONNECT_PATH}?id={quote(node, safe='')}"
 
 
 class Rotation:
@@ -46,7 +39,7 @@ class Rotation:
 
     def __init__(self, urls: Sequence[str]) -> None:
         if not urls:
-            raise InvalidUrl("no frontend URL given: set LOCALAI_REGISTER_TO to one or several, comma-separated")
+            raise UserMistake("no frontend URL given: set LOCALAI_REGISTER_TO to one or several, comma-separated")
         self._urls = tuple(urls)
         self._first = 0
 

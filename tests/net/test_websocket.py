@@ -250,7 +250,7 @@ class DialTests(WebSocketCase):
 
     async def test_bad_url(self) -> None:
         """An address that is none says what is wanted."""
-        for url in ("ftp://host", "ws://", "host:1"):
+        for url in ("ftp://host", "ws://", "host:1", "ws://[::1", "ws://host:0"):
             with self.assertRaises(DialFailed):
                 await dial(reactor, url, headers={}, client=True, config=CONFIG)
 

@@ -67,10 +67,11 @@ class BucketTests(SynchronousTestCase):
         self.assertEqual(
             (made.url, made.host, made.path("a b")), ("https://s3.example/base", "s3.example", "/base/b/a%20b")
         )
-        for url in ("s3.example", "ftp://x", "http://", "http://user:pw@host", "http://h?x", "http://[::1"):
-            self.assertIn(
-                "LOCALAI_STORAGE_URL", str(self.assertRaises(UserMistake, make_bucket, url, "b", "r", "", ""))
-            )
+        bad = ("s3.example", "ftp://x", "http://", "http://user:pw@host", "http://h?x", "http://[::1", "http://h:0")
+        for url in (*bad, "http://user:pw@h:x"):
+            mistake = str(self.assertRaises(UserMistake, make_bucket, url, "b", "r", "", ""))
+            self.assertIn("LOCALAI_STORAGE_URL", mistake)
+            self.assertNotIn("pw", mistake)
         for keys in (("k", ""), ("", "s")):
             self.assertIn("is missing", str(self.assertRaises(UserMistake, make_bucket, "http://h", "b", "r", *keys)))
         for name in ("", "a/b"):

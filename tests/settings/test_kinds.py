@@ -64,8 +64,9 @@ class UrlTests(SynchronousTestCase):
 
     def test_password_refused_and_not_repeated(self) -> None:
         """A password inside an address is refused, and the refusal does not repeat it (WALK-23)."""
-        error = self.assertRaises(UserMistake, kinds.parse_urls, "http://u:hunter2@a:80")
-        self.assertNotIn("hunter2", str(error))
+        for text in ("http://u:hunter2@a:80", "http://u:hunter2@a:99999", "u:hunter2@a", "http://u:hunter2@"):
+            error = self.assertRaises(UserMistake, kinds.parse_urls, text)
+            self.assertNotIn("hunter2", str(error))
 
 
 class OtherKindsTests(SynchronousTestCase):

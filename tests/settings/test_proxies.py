@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from localai_dist.errors import UserMistake
-from localai_dist.settings.proxies import Proxies, Proxy, bracketed, parse_proxies
+from localai_dist.settings.proxies import Proxies, Proxy, parse_proxies
+from localai_dist.urls import bracketed
 
 PROXY = "http://proxy.example:3128"
 
@@ -75,6 +76,7 @@ class VariableTests(SynchronousTestCase):
             "http://joe:s3cret@",
             "http://joe:s3cret@proxy:99999",
             "http://joe:s3cret@proxy:0x1",
+            "http://joe:s3cret@proxy:0",
             "http://joe:s3cret@[::1",
             "http://joe:s3cret@pro xy:1",
             "http://joe:s3cret@proxy:1\r\nX: y",

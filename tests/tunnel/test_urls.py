@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from localai_dist.errors import UserMistake
 from localai_dist.ids import NodeId
-from localai_dist.tunnel.urls import InvalidUrl, Rotation, connect_url
+from localai_dist.tunnel.urls import Rotation, connect_url
+from localai_dist.urls import InvalidUrl
 
 
 class ConnectUrlTests(SynchronousTestCase):
@@ -27,7 +29,7 @@ class ConnectUrlTests(SynchronousTestCase):
         self.assertTrue(connect_url("http://f", NodeId("a&b=c")).endswith("?id=a%26b%3Dc"))
 
     def test_no_frontend_url(self) -> None:
-        """What is no http, https, ws or wss URL is named."""
+        """What is no http, https, ws or wss URL is refused."""
         for text in ("", "f:8080", "ftp://f", "http://", "http:///x", "http://[::1"):
             with self.assertRaises(InvalidUrl):
                 connect_url(text, NodeId("n"))
@@ -54,5 +56,5 @@ class RotationTests(SynchronousTestCase):
 
     def test_none_given(self) -> None:
         """No URL at all names the setting."""
-        with self.assertRaisesRegex(InvalidUrl, "LOCALAI_REGISTER_TO"):
+        with self.assertRaisesRegex(UserMistake, "LOCALAI_REGISTER_TO"):
             Rotation([])
