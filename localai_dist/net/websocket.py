@@ -7,7 +7,7 @@ pings: keepalive is yamux's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from autobahn.twisted.websocket import (
@@ -81,31 +81,41 @@ async def dial(
     """
     require_masker()
     address, factory, endpoint = _target(reactor, url, headers, tls_trust, proxies)
-    waiting: list[Deferred[Any]] = []
-    call = reactor.callLater(timeout, lambda: waiting[0].cancel())
-    wire: Any = None
+    wire = await _in_time(_upgraded(factory, endpoint), timeout, reactor, address)
+    session = MuxSession(wire.carrier, client=client, config=config, clock=reactor)
+    session.on_stream = on_stream
+    session.begin()
+    return session
+
+
+async def _in_time(upgraded: Coroutine[Any, Any, Any], timeout: float, clock: IReactorTime, address: str) -> Any:
+    """What ``upgraded`` gives within ``timeout`` s; what goes wrong is told with the address."""
+    upgrading = Deferred.fromCoroutine(upgraded)
+    late = clock.callLater(timeout, upgrading.cancel)
     try:
-        waiting[:] = [_cancellable(endpoint.connect(factory))]
-        wire = await waiting[0]
-        waiting[:] = [_opened(wire)]
-        await waiting[0]
+        return await upgrading
     except CancelledError:
-        _drop(wire)
-        if call.active():
+        if late.active():
             raise
         raise DialFailed(f"{address}: no answer within {timeout:.1f} s") from None
     except DialRefused as refused:
         raise DialRefused(refused.status, refused.headers, f"{address} {refused}") from None
     except Exception as error:
-        _drop(wire)
         raise DialFailed(f"{address}: {str(error) or type(error).__name__}") from error
     finally:
-        if call.active():
-            call.cancel()
-    session = MuxSession(wire.carrier, client=client, config=config, clock=reactor)
-    session.on_stream = on_stream
-    session.begin()
-    return session
+        if late.active():
+            late.cancel()
+
+
+async def _upgraded(factory: Any, endpoint: Any) -> Any:
+    """The wire once it speaks WebSocket; no connection stays behind when it does not, or is no longer wanted."""
+    wire = await _cancellable(endpoint.connect(factory))
+    try:
+        await _opened(wire)
+    except BaseException:
+        _drop(wire)
+        raise
+    return wire
 
 
 class _ClientFactory(WebSocketClientFactory):
