@@ -14,15 +14,47 @@ Each folder derives its own from here; what a reader may catch::
     ├── grpcclient.RpcError      a gRPC status that is not OK
     ├── staging / loads errors   a copy stalled, a load failed
     └── worker errors            containment, ports exhausted, process would not end
+
+Each has two texts: ``str(error)`` for operators and logs, and ``told`` for whoever merely uses the API.
 """
+
+import re
+
+_WITHHELD = "(address)"
+
+_URL = re.compile(r"\b[a-z][a-z0-9+.-]*://[^\s'\"),;]+", re.IGNORECASE)
+_ADDRESS = re.compile(
+    r"\[[0-9a-f:.]+\](?::\d+)?"  # [::1]:80
+    r"|\b\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?\b"  # 10.0.0.7, 10.0.0.7:80
+    r"|\b(?:localhost|[a-z0-9-]+(?:\.[a-z0-9-]+)+):\d{2,5}\b"  # box.example:80
+    r"|\b[a-z][a-z0-9-]*:\d{4,5}\b",  # box:8080
+    re.IGNORECASE,
+)
+_PATH = re.compile(r"(?<![\w.:/])(?:/[^/\s'\"():;,]+)+/?")
+
+
+def without_coordinates(text: str) -> str:
+    """``text`` without addresses and URLs, and with the last name only of each absolute path."""
+    text = _ADDRESS.sub(_WITHHELD, _URL.sub(_WITHHELD, text))
+    return _PATH.sub(lambda found: found.group().rstrip("/").rpartition("/")[2], text)
 
 
 class LocalAIDistError(Exception):
     """Anything this package raises on purpose."""
 
+    @property
+    def told(self) -> str:
+        """What a client may be told: its text without addresses and folders, unless its kind knows better."""
+        return without_coordinates(str(self))
+
 
 class UserMistake(LocalAIDistError):
     """Input of an operator or a client that can't be used; its text says what would be right."""
+
+    @property
+    def told(self) -> str:
+        """All of it: nothing is in it but the caller's own input and what would be right."""
+        return str(self)
 
 
 class InvalidName(UserMistake):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, TypeAlias, assert_never
 
-from localai_dist.errors import LocalAIDistError
+from localai_dist.errors import LocalAIDistError, without_coordinates
 
 
 class Answer(Enum):
@@ -64,10 +64,12 @@ class NoRoute:
 
     Attributes:
         departed: the loss outlived the grace; False means the node never dialled.
+        name: what people call the node; empty while it is not known.
     """
 
     node: str
     departed: bool
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +78,23 @@ class Reconnecting:
 
     node: str
     seconds_left: float | None = None
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class PeerUnreachable:
-    """Condition 3: the owner is live in PostgreSQL but its peer link failed (``rejected``: it refused us)."""
+    """
+    Condition 3: the owner is live in PostgreSQL but its peer link failed.
+
+    Attributes:
+        rejected: it refused us.
+        address: where it was dialled; empty when it was not.
+    """
 
     peer: str
     text: str
     rejected: bool = False
+    address: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +141,11 @@ class Unreached(LocalAIDistError):
     def __init__(self, outcome: Outcome) -> None:
         super().__init__(describe(outcome))
         self.outcome: Final = outcome
+
+    @property
+    def told(self) -> str:
+        """What a client may be told of the outcome."""
+        return tell(self.outcome)
 
 
 class Retry(Enum):
@@ -254,17 +269,18 @@ def describe(outcome: Outcome) -> str:
             return f"the worker did not serve the stream: {text}"
         case VerbNotServed(verb):
             return f"the worker does not know the verb {verb}: it is older than this frontend; upgrade the worker"
-        case NoRoute(node, departed):
-            return f"no route to node {node}: " + (
+        case NoRoute(node, departed, name):
+            return f"no route to node {name or node}: " + (
                 "its tunnel was lost and did not come back within the reconnect grace; check that its worker runs"
                 if departed
                 else "it has never opened a tunnel; check that its worker is approved and can reach a frontend"
             )
-        case Reconnecting(node):
-            return f"node {node} lost its tunnel and is expected back within the reconnect grace; try again shortly"
-        case PeerUnreachable(peer, text, rejected):
-            why = "refused our credentials (are all frontends upgraded?)" if rejected else "can't be reached from here"
-            return f"the frontend that holds the tunnel ({peer}) {why}: {text}"
+        case Reconnecting(node, name=name):
+            back = "is expected back within the reconnect grace; try again shortly"
+            return f"node {name or node} lost its tunnel and {back}"
+        case PeerUnreachable(peer, text, rejected, address):
+            where = f"{peer} at {address}" if address else peer
+            return f"the frontend that holds the tunnel ({where}) {_peer_trouble(rejected)}: {text}"
         case RegistryUnknown(text):
             return f"the registry database did not answer, so the route is not known: {text}"
         case DeadlineExceeded(text):
@@ -273,3 +289,26 @@ def describe(outcome: Outcome) -> str:
             return "the caller went away"
         case _:
             assert_never(outcome)
+
+
+def tell(outcome: Outcome) -> str:
+    """
+    The sentence for a client: the same cause without where the database and the frontends are.
+
+    What a backend answered is passed on as it said it.
+    """
+    match outcome:
+        case Answered(Answer.SUCCESS | Answer.ERROR | Answer.MODEL_NOT_LOADED) | VerbNotServed():
+            return describe(outcome)
+        case PeerUnreachable(peer, _, rejected):
+            return f"the frontend that holds the tunnel ({peer}) {_peer_trouble(rejected)}"
+        case RegistryUnknown():
+            return "the registry database can't be reached, so the route is not known; try again shortly"
+        case Answered() | Refused() | NotServed() | NoRoute() | Reconnecting() | DeadlineExceeded() | Cancelled():
+            return without_coordinates(describe(outcome))
+        case _:
+            assert_never(outcome)
+
+
+def _peer_trouble(rejected: bool) -> str:
+    return "refused our credentials (are all frontends upgraded?)" if rejected else "can't be reached from here"

@@ -10,6 +10,7 @@ from twisted.web.server import Request
 
 from localai_dist.catalog.model import ModelConfig
 from localai_dist.errors import InvalidQuantity
+from localai_dist.httpapi.auth import Access, presented_key
 from localai_dist.httpapi.errors import ApiError, bad_request, model_not_found
 from localai_dist.httpapi.routing import Route
 from localai_dist.httpapi.validation import decode
@@ -70,6 +71,7 @@ class Call:
         granted: the same as the client said it, a duration (s).
         events: the event stream, once a route made one.
         gone: whether the client went away.
+        access: what the route asks of its caller, once the route is found.
     """
 
     def __init__(self, api: FrontendApi, request: Request, values: Mapping[str, str], request_id: str) -> None:
@@ -81,10 +83,15 @@ class Call:
         self.granted: float | None = None
         self.events: EventStream | None = None
         self.gone = False
+        self.access = Access.OPEN
 
     def header(self, name: str) -> str | None:
         """The request header ``name``, or None; see ``net.head`` for one that is there twice."""
         return header(self.request, name)
+
+    def presented_key(self) -> str | None:
+        """The API key that the caller shows, in whichever header."""
+        return presented_key(self.header("Authorization"), self.header("x-api-key"), self.header("xi-api-key"))
 
     def query(self, name: str) -> str | None:
         """The first query value ``name``, or None."""

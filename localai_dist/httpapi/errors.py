@@ -1,6 +1,8 @@
 """
 Every error a client can see, as one value; and what each exception of the lower folders becomes.
 
+A client learns the cause; where the database, the folders and the other frontends are is for operators alone.
+
 Source: design §8 (the table of statuses, codes and types) and §2 (the four conditions).
 """
 
@@ -8,9 +10,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from localai_dist.catalog.snapshot import ModelProblem
-from localai_dist.errors import InvalidName, InvalidQuantity, LocalAIDistError
+from localai_dist.errors import InvalidName, InvalidQuantity, LocalAIDistError, without_coordinates
 from localai_dist.loads.errors import LoadCancelled, LoadFailed, StillLoading, UnloadFailed
 from localai_dist.reach import Unreached, client_answer
 from localai_dist.registry.errors import NotPending, RegistryError, UnknownNode
@@ -33,6 +36,8 @@ class ApiError(LocalAIDistError):
     Attributes:
         status: HTTP status.
         code: the envelope's ``code``.
+        message: for whoever asks.
+        detail: the same for operators, with addresses and folders; the message unless given.
         type: the envelope's ``type``; by the status unless given.
         param: the request's field that is at fault.
         retry_after: whole seconds for ``Retry-After``.
@@ -51,11 +56,13 @@ class ApiError(LocalAIDistError):
         retry_after: int | None = None,
         headers: Mapping[str, str] | None = None,
         extra: Mapping[str, object] | None = None,
+        detail: str = "",
     ) -> None:
         super().__init__(message)
         self.status = status
         self.code = code
         self.message = message
+        self.detail = detail or message
         self.type = type or type_of(status)
         self.param = param
         self.retry_after = retry_after
@@ -66,6 +73,11 @@ class ApiError(LocalAIDistError):
         """The JSON envelope."""
         error = {"message": self.message, "type": self.type, "code": self.code, "param": self.param}
         return {"error": error, **self.extra}
+
+
+def told(error: LocalAIDistError, status: int, code: str, **more: Any) -> ApiError:
+    """``error`` as an answer: what a client may be told of it, and its whole text for operators; ``more``: as there."""
+    return ApiError(status, code, error.told, detail=str(error), **more)
 
 
 def type_of(status: int) -> str:
@@ -102,10 +114,11 @@ def model_not_found(name: str, served: Iterable[str], problems: Iterable[ModelPr
     """
     broken = next((one for one in problems if one.model == name and not one.served), None)
     if broken is not None:
-        text = f"the model {name!r} can't be served: its file {broken.file} is wrong: {broken.reason}"
-    else:
-        near = difflib.get_close_matches(name, list(served), n=3)
-        text = f"the model {name!r} does not exist" + (f"; did you mean {', '.join(near)}?" if near else "")
+        text = f"the model {name!r} can't be served: its file {broken.file} is wrong: "
+        why = without_coordinates(broken.reason)
+        return ApiError(404, "model_not_found", text + why, param="model", detail=text + broken.reason)
+    near = difflib.get_close_matches(name, list(served), n=3)
+    text = f"the model {name!r} does not exist" + (f"; did you mean {', '.join(near)}?" if near else "")
     return ApiError(404, "model_not_found", text, param="model")
 
 
@@ -119,21 +132,16 @@ def forbidden(message: str) -> ApiError:
     return ApiError(403, "forbidden", message)
 
 
-def no_capacity(text: str) -> ApiError:
+def no_capacity(error: LocalAIDistError) -> ApiError:
     """No room for a model, or for a request's file, that others may leave in a moment: 503."""
-    return ApiError(503, "capacity", text, retry_after=CAPACITY_RETRY)
+    return told(error, 503, "capacity", retry_after=CAPACITY_RETRY)
 
 
 def of_unreached(error: Unreached) -> ApiError:
     """One of design §2's outcomes."""
     answer = client_answer(error.outcome)
-    return ApiError(
-        answer.status,
-        answer.code,
-        str(error),
-        retry_after=answer.retry_after,
-        headers={CONDITION_HEADER: answer.code},
-    )
+    headers = {CONDITION_HEADER: answer.code}
+    return told(error, answer.status, answer.code, retry_after=answer.retry_after, headers=headers)
 
 
 def of_loading(error: StillLoading) -> ApiError:
@@ -141,10 +149,11 @@ def of_loading(error: StillLoading) -> ApiError:
     return ApiError(
         503,
         "model_loading",
-        error.status.sentence(),
+        error.told,
         type="model_loading",
         retry_after=error.retry_after,
         extra={"loading": error.status.as_json()},
+        detail=str(error),
     )
 
 
@@ -152,7 +161,7 @@ def of_no_place(error: NoPlace) -> ApiError:
     """No node can take the model: the condition its nodes are in, or that there is no room."""
     if error.outcome is not None:
         return of_unreached(Unreached(error.outcome))
-    return no_capacity(error.reason)
+    return no_capacity(error)
 
 
 def api_error_of(error: BaseException | None) -> ApiError | None:
@@ -166,35 +175,26 @@ def api_error_of(error: BaseException | None) -> ApiError | None:
             return of_loading(error)
         case LoadCancelled():
             # The clients' own retry would start the very load that somebody has just cancelled.
-            return ApiError(500, "model_load_cancelled", str(error), headers={"x-should-retry": "false"})
+            return told(error, 500, "model_load_cancelled", headers={"x-should-retry": "false"})
         case LoadFailed():
-            return ApiError(500, "model_load_failed", str(error))
+            return told(error, 500, "model_load_failed")
         case UnloadFailed():
-            return ApiError(500, "unload_failed", str(error))
+            return told(error, 500, "unload_failed")
         case NoPlace():
             return of_no_place(error)
         case NoSpace() | DiskFull():
-            return no_capacity(str(error))
-        case RequestRefused():
-            return bad_request(str(error))
+            return no_capacity(error)
         case StoreUnavailable():
-            return ApiError(
-                503,
-                "registry_unavailable",
-                str(error),
-                retry_after=2,
-                headers={CONDITION_HEADER: "registry_unavailable"},
-            )
+            code = "registry_unavailable"
+            return told(error, 503, code, retry_after=2, headers={CONDITION_HEADER: code})
         case UnknownNode():
-            return not_found(str(error))
-        case NotPending():
-            return bad_request(str(error))
-        case RegistryError():
-            return ApiError(409, "conflict", str(error))
+            return not_found(error.told)
+        case RegistryError() if not isinstance(error, NotPending):
+            return told(error, 409, "conflict")
         case BadRegistration() | BadScheduling():
-            return bad_request(str(error), _field_of(str(error)))
-        case InvalidName() | InvalidQuantity():
-            return bad_request(str(error))
+            return bad_request(error.told, _field_of(error.told))
+        case RequestRefused() | NotPending() | InvalidName() | InvalidQuantity():
+            return told(error, 400, "invalid_request")
         case _:
             return None
 

@@ -99,6 +99,7 @@ def _operation(job: LoadStatus) -> dict[str, object]:
         "fileName": job.file_name,
         **({"bytesPerSecond": round(job.rate)} if job.rate is not None else {}),
         **({"error": job.error} if job.error else {}),
+        **({"waits": job.waits} if job.waits else {}),
         **({"etaSeconds": round(job.eta_seconds, 1)} if job.eta_seconds is not None else {}),
         **({"etaRange": [round(seconds, 1) for seconds in job.eta_range]} if job.eta_range is not None else {}),
     }

@@ -13,9 +13,10 @@ async def healthz(call: Call) -> Answer:
 
 
 async def readyz(call: Call) -> Answer:
-    """``GET /readyz``: 200 only when ready."""
+    """``GET /readyz``: 200 only when ready; the reasons are whole for who shows an operator's key."""
     readiness = call.api.readiness
-    return Json(readiness.as_json(), 200 if readiness.status == "ready" else 503)
+    operator = call.api.keys.admits(call.presented_key())
+    return Json(readiness.as_json(operator=operator), 200 if readiness.status == "ready" else 503)
 
 
 ROUTES: list[ApiRoute] = [

@@ -12,7 +12,7 @@ from twisted.web.resource import IResource, Resource
 from twisted.web.server import NOT_DONE_YET, Request
 
 from localai_dist.httpapi.api import FrontendApi
-from localai_dist.httpapi.auth import Access, check_key, check_registration, presented_key
+from localai_dist.httpapi.auth import Access, check_key, check_registration
 from localai_dist.httpapi.call import ApiRoute, Call, Run
 from localai_dist.httpapi.discard import discard
 from localai_dist.httpapi.errors import ApiError, api_error_of, not_found
@@ -21,6 +21,9 @@ from localai_dist.httpapi.routing import Found, RouteTable, WrongMethod
 from localai_dist.net.answers import request_id
 from localai_dist.net.request import StreamingRequest
 from localai_dist.serving.deadline import within
+
+LOG_AGAIN = 10.0
+"""How long the same cause, withheld from clients, is not logged again (s)."""
 
 
 class ApiResource(Resource):
@@ -43,6 +46,7 @@ class ApiResource(Resource):
         self._routes = routes
         self._mounted = dict(mounted)
         self.running = 0
+        self._logged, self._logged_until = "", 0.0
 
     def getChildWithDefault(self, path: bytes, request: Request) -> IResource:
         """A mounted resource by its whole path; everything else is answered here."""
@@ -73,6 +77,7 @@ class ApiResource(Resource):
 
     async def _answer(self, call: Call) -> None:
         route = self._route(call)
+        call.access = route.access
         self._admit(call, route.access)
         call.read_deadline()
         send(call, await within(self._api.clock, call.deadline, route.run(call), granted=call.granted))
@@ -92,12 +97,10 @@ class ApiResource(Resource):
                 raise not_found("there is nothing here; the API's routes begin with /v1/ and /api/")
 
     def _admit(self, call: Call, access: Access) -> None:
-        authorization = call.header("Authorization")
         if access is Access.NODE:
-            check_registration(self._api.registration_token, authorization)
+            check_registration(self._api.registration_token, call.header("Authorization"))
         elif access is not Access.OPEN:
-            presented = presented_key(authorization, call.header("x-api-key"), call.header("xi-api-key"))
-            check_key(self._api.keys, presented, always=access is Access.ADMIN)
+            check_key(self._api.keys, call.presented_key(), always=access is Access.ADMIN)
 
     def _gone(self, _failure: Failure, call: Call, running: Deferred[None]) -> None:
         call.gone = True
@@ -117,14 +120,26 @@ class ApiResource(Resource):
         if error is None:
             self.log.failure("request {id} failed: {what}", failure, id=call.id, what=_named(call))
             error = ApiError(500, "internal_error", f"something went wrong here; the log has it as request {call.id}")
+        self._withhold(call, error)
         if call.events is not None and call.events.is_open:
             # The status was 200: without this line a log that counts statuses would call it a whole answer.
             text = "request {id}: {what} broke off after its answer had begun: {code}: {why}"
-            self.log.warn(text, id=call.id, what=_named(call), code=error.code, why=error.message)
+            self.log.warn(text, id=call.id, what=_named(call), code=error.code, why=error.detail)
         if not request.body.ended:
             return Deferred.fromCoroutine(self._refuse_unread(call, error, request))
         send_error(call, error)
         return None
+
+    def _withhold(self, call: Call, error: ApiError) -> None:
+        """An operator is told everything; what a client is not told is in the log, once a while if it goes on."""
+        if call.access is Access.ADMIN:
+            error.message = error.detail
+        now = self._api.clock.seconds()
+        if error.message == error.detail or (self._logged == error.detail and now < self._logged_until):
+            return
+        self._logged, self._logged_until = error.detail, now + LOG_AGAIN
+        text = "request {id}: {what} was answered {status} {code}: {why}"
+        self.log.warn(text, id=call.id, what=_named(call), status=error.status, code=error.code, why=error.detail)
 
     async def _refuse_unread(self, call: Call, error: ApiError, request: StreamingRequest) -> None:
         """An answer before its request was read: the client is still sending, and would see a reset instead of it."""

@@ -28,11 +28,18 @@ LIMIT = 8000
 def encode_cause(error: LocalAIDistError) -> str:
     """``error`` as the text of the row."""
     written: dict[str, Any] = {"kind": _kind(error), "text": str(error)[:LIMIT]}
+    if error.told != str(error):
+        written["told"] = error.told[:LIMIT]
     outcome = getattr(error, "outcome", None)
     if outcome is not None:
         plain = {name: value.value if isinstance(value, Enum) else value for name, value in asdict(outcome).items()}
         written["outcome"] = {"is": type(outcome).__name__, **plain}
     return msgspec.json.encode(written).decode()
+
+
+def encode_waits(text: str, told: str) -> str:
+    """What keeps a load from going on, as the text of the row; read by ``decode_cause``."""
+    return msgspec.json.encode({"text": text[:LIMIT], "told": told[:LIMIT]}).decode()
 
 
 def decode_cause(text: str) -> LocalAIDistError:
@@ -51,12 +58,7 @@ def decode_cause(text: str) -> LocalAIDistError:
         case "no_place":
             return NoPlace(said, outcome)
         case _:
-            return LoadFailed(said)
-
-
-def cause_text(text: str) -> str:
-    """The words of a cause, for a person."""
-    return str(decode_cause(text)) if text else ""
+            return LoadFailed(said, str(written.get("told", "")))
 
 
 def _kind(error: LocalAIDistError) -> str:

@@ -8,7 +8,21 @@ from localai_dist.loads.status import LoadStatus
 
 
 class LoadFailed(LocalAIDistError):
-    """The load failed; the text is the real cause, in the worker's or the backend's own words where they said it."""
+    """
+    The load failed; the text is the real cause, in the worker's or the backend's own words where they said it.
+
+    Args:
+        told: the text for clients, where they must not see all of it.
+    """
+
+    def __init__(self, text: str, told: str = "") -> None:
+        super().__init__(text)
+        self._told = told or text
+
+    @property
+    def told(self) -> str:
+        """As it was given: own words are passed on as they were said."""
+        return self._told
 
 
 class LoadCancelled(LoadFailed):
@@ -28,6 +42,11 @@ class StillLoading(LocalAIDistError):
         super().__init__(status.sentence())
         self.status = status
         self.retry_after = retry_after(status.eta_seconds)
+
+    @property
+    def told(self) -> str:
+        """The same sentence for clients."""
+        return self.status.sentence_told()
 
 
 class UnloadFailed(LocalAIDistError):

@@ -31,7 +31,7 @@ from localai_dist.loads.budget import base_hold, load_budget
 from localai_dist.loads.cancel import clear_away, remove_files, stop_process
 from localai_dist.loads.cause import encode_cause
 from localai_dist.loads.errors import LoadCancelled, LoadFailed, Marked, Offered, TakenOver
-from localai_dist.loads.lack import Lack, lacking_text
+from localai_dist.loads.lack import Lack, lacking_text, lacking_told
 from localai_dist.loads.placing import place_for
 from localai_dist.loads.rows import Claim, Loaded, Measured
 from localai_dist.loads.speed import Speed
@@ -129,8 +129,7 @@ class LoadJob:
         except (TakenOver, Marked, Offered, CancelledError):
             raise
         except HoldExpired as error:
-            done = self.progress.summary(self._clock.seconds() - self._begun)
-            await self._fail(LoadFailed(f"{self._model.name}: {error} ({self._state.value}: {done})"))
+            await self._fail(self._over(error))
         except NoSpace as error:
             await self._fail(self._full(error), cramped=True)
         except LoadFailed as error:
@@ -138,7 +137,7 @@ class LoadJob:
         except (NoPlace, Unreached) as error:
             await self._fail(error)
         except LocalAIDistError as error:
-            await self._fail(LoadFailed(str(error)))
+            await self._fail(LoadFailed(str(error), error.told))
         except Exception as error:  # noqa: BLE001 - the one wrapper around a whole job, and it logs
             # The wrapper that keeps a fault of ours from leaving every waiter without an answer.
             self.log.failure("loading {model} failed by a fault of this program", Failure(), model=self._model.name)
@@ -152,7 +151,7 @@ class LoadJob:
                 model=self._model.name,
                 files=", ".join(sources.missing),
             )
-        place = await place_for(self._tools, self._model, self._claim, sources, hold)
+        place = await place_for(self._tools, self._model, self._claim, sources, hold, self.progress)
         self.log.info("loading {model} on node {node}", model=self._model.name, node=place.node_name)
         steps = Steps(
             tools=self._tools,
@@ -174,9 +173,11 @@ class LoadJob:
             sources = await self._tools.stager.sources(model.name, model.files(), model.option_values())
             if not sources.missing or self._claim.lacking:
                 return sources
-            lack = Lack(f"{', '.join(sources.missing)} not in {sources.where}", len(sources.missing))
+            missing = ", ".join(sources.missing)
+            told = f"{missing} not in its models folder"
+            lack = Lack(f"{missing} not in {sources.where}", len(sources.missing), told)
         except SourceMissing as error:
-            lack = Lack(str(error))
+            lack = Lack(str(error), told=error.told)
         self._ending = True
         self.log.info("{model} is left to other frontends: {why}", model=self._model.name, why=lack.why)
         await self._written(hold, lambda: self._tools.table.offer(self._claim, lack))
@@ -196,27 +197,27 @@ class LoadJob:
                     raise self._backend_lost(place, error) from error
                 if (retry is Retry.NEVER and not gone) or fresh > _FRESH_TRIES:
                     raise
-                self._waits(place, str(error))
+                self._waits(place, error)
             attempt += 1
             await self._pause(RETRY.delay(attempt, 1.0))
 
-    def _waits(self, place: Placement, why: str) -> None:
-        if why != self.progress.trouble:
+    def _waits(self, place: Placement, error: Unreached) -> None:
+        if str(error) != self.progress.trouble:
             self.log.warn(
                 "loading {model} on node {node} waits, and goes on by itself: {why}",
                 model=self._model.name,
                 node=place.node_name,
-                why=why,
+                why=str(error),
             )
-        self.progress.trouble = why
+        self.progress.interrupted(error)
 
     def _backend_lost(self, place: Placement, error: Unreached) -> LoadFailed:
         """Each process that the worker started for this model was lost while it loaded it."""
-        return LoadFailed(
+        text = (
             f"{self._model.name} on node {place.node_name}: its backend was lost while it loaded the model, "
             f"{_FRESH_TRIES + 1} times in a row; the worker's log tells how it ended, often for want of memory "
-            f"(last: {error})"
         )
+        return LoadFailed(f"{text}(last: {error})", f"{text}(last: {error.told})")
 
     async def _fence(self, hold: HoldTimer, state: JobState, place: Placement) -> None:
         self._state, self._place = state, place
@@ -235,8 +236,10 @@ class LoadJob:
             await self._written(hold, lambda: self._tools.table.finish(self._claim, loaded, measured))
         except StatementFailed as error:
             why = "its node was removed meanwhile" if error.refers_to_nothing else "the database did not take its row"
-            raise LoadFailed(f"{self._model.name} is loaded, but {why}: {error}") from error
-        self.log.info("{model} is loaded on node {node}", model=self._model.name, node=loaded.node)
+            text = f"{self._model.name} is loaded, but {why}"
+            raise LoadFailed(f"{text}: {error}", text) from error
+        node = loaded.node if self._place is None else self._place.node_name
+        self.log.info("{model} is loaded on node {node}", model=self._model.name, node=node)
 
     async def _written(self, hold: HoldTimer, write: Callable[[], Awaitable[bool]]) -> None:
         """A fenced write, repeated while the database is away: a load outlives its restart."""
@@ -300,16 +303,25 @@ class LoadJob:
         """The backend's own words, and which files it was not given because no frontend has them all."""
         if not self._claim.lacking or self._state is not JobState.LOADING:
             return error
-        return LoadFailed(f"{error} (no frontend has every file of it: {lacking_text(self._claim.lacking)})")
+        full, told = lacking_text(self._claim.lacking), lacking_told(self._claim.lacking)
+        why = "no frontend has every file of it"
+        return LoadFailed(f"{error} ({why}: {full})", f"{error.told} ({why}: {told})")
+
+    def _over(self, error: HoldExpired) -> LoadFailed:
+        """How far it came, and what kept it from going on."""
+        lasted = self._clock.seconds() - self._begun
+        text = f"{self._model.name}: {error} ({self._state.value}: "
+        return LoadFailed(f"{text}{self.progress.summary(lasted)})", f"{text}{self.progress.summary_told(lasted)})")
 
     def _full(self, error: NoSpace) -> LoadFailed:
         """What the node would have needed, and what it had: it was chosen with enough room, so something else came."""
         node = "the node" if self._place is None else f"node {self._place.node_name}"
         need, came = format_size(self.progress.total_bytes), format_size(self.progress.bytes_sent)
-        return LoadFailed(
+        text = (
             f"the disk of {node} is full: {self._model.name} needs {need}, and 0 B were free after {came} of it "
-            f"had been sent; what came was removed ({error})"
+            "had been sent; what came was removed"
         )
+        return LoadFailed(f"{text} ({error})", f"{text} ({error.told})")
 
     async def _stop_started(self) -> None:
         """
@@ -349,6 +361,7 @@ class LoadJob:
 
     def _remember(self, place: Placement, address: str) -> None:
         self._place, self._address = place, address
+        self.progress.goes_on()
 
     def _pause(self, seconds: float) -> Deferred[Any]:
         return deferLater(self._clock, seconds)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from localai_dist.errors import without_coordinates
 from localai_dist.ids import InstanceId
 
 
@@ -26,27 +27,40 @@ class Lack:
     Attributes:
         why: in words, with the folder.
         without: how many files the model could be loaded without there; 0 = it can't be loaded there at all.
+        told: the same without the folder, for clients.
     """
 
     why: str
     without: int = 0
+    told: str = ""
 
     def as_json(self) -> object:
         """For the job's row: a text when nothing can be loaded, which is what older versions write and read."""
-        return {"why": self.why, "without": self.without} if self.without else self.why
+        if self.without:
+            return {"why": self.why, "without": self.without, "told": self.told}
+        return self.why
 
 
 def lack_of(written: Any) -> Lack:
     """What a row says; anything else than ``as_json`` gives is a reason in words."""
     if isinstance(written, dict) and isinstance(written.get("without"), int):
-        return Lack(str(written.get("why", "")), max(0, written["without"]))
+        return Lack(str(written.get("why", "")), max(0, written["without"]), str(written.get("told", "")))
     return Lack(str(written))
 
 
 def lacking_text(lacking: Mapping[str, Lack], silent: tuple[str, ...] = ()) -> str:
     """Who lacks what, and who did not say."""
-    said = [f"frontend {name}: {lack.why}" for name, lack in sorted(lacking.items())]
-    return "; ".join(said + [f"frontend {name} did not answer" for name in sorted(silent)])
+    return _text({name: lack.why for name, lack in lacking.items()}, silent)
+
+
+def lacking_told(lacking: Mapping[str, Lack], silent: tuple[str, ...] = ()) -> str:
+    """The same without anybody's folder."""
+    return _text({name: lack.told or without_coordinates(lack.why) for name, lack in lacking.items()}, silent)
+
+
+def _text(said: Mapping[str, str], silent: tuple[str, ...]) -> str:
+    lacks = [f"frontend {name}: {why}" for name, why in sorted(said.items())]
+    return "; ".join(lacks + [f"frontend {name} did not answer" for name in sorted(silent)])
 
 
 class Resort(Enum):

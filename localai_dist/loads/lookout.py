@@ -21,7 +21,7 @@ from localai_dist.catalog.model import ModelConfig
 from localai_dist.loads.cancel import clear_away
 from localai_dist.loads.cause import encode_cause
 from localai_dist.loads.errors import LoadFailed
-from localai_dist.loads.lack import Resort, lacking_text
+from localai_dist.loads.lack import Resort, lacking_text, lacking_told
 from localai_dist.loads.rows import JobRow
 from localai_dist.loads.tools import Tools
 from localai_dist.store.errors import StoreError
@@ -130,8 +130,9 @@ class Lookout:
     async def refuse_if_hopeless(self, row: JobRow) -> None:
         """End a job that no frontend can run; the cause says who lacks what."""
         if self._resort(row) is Resort.REFUSE:
-            cause = LoadFailed(f"no frontend has the files of {row.key}: {lacking_text(row.lacking, row.unasked)}")
-            await self._tools.table.refuse(row, encode_cause(cause))
+            what = f"no frontend has the files of {row.key}: "
+            full, told = lacking_text(row.lacking, row.unasked), lacking_told(row.lacking, row.unasked)
+            await self._tools.table.refuse(row, encode_cause(LoadFailed(what + full, what + told)))
 
     def _resort(self, row: JobRow) -> Resort:
         return row.resort(self._tools.instance, self._tools.settings.offer)

@@ -11,13 +11,19 @@ from localai_dist.reach import Reconnecting, RegistryUnknown, Unreached
 from localai_dist.scheduler.placement import Need, NoPlace, Placement
 from localai_dist.staging.hold_timer import HoldTimer
 from localai_dist.staging.plan import total_size
+from localai_dist.staging.progress import Progress
 from localai_dist.staging.source import Sources
 from localai_dist.store.errors import StoreUnavailable
 
 
-async def place_for(tools: Tools, model: ModelConfig, claim: Claim, sources: Sources, hold: HoldTimer) -> Placement:
+async def place_for(
+    tools: Tools, model: ModelConfig, claim: Claim, sources: Sources, hold: HoldTimer, progress: Progress
+) -> Placement:
     """
     Where to load; waits the route wait for the only node that suits, and longer for one that has our bytes.
+
+    Args:
+        progress: told what is waited for.
 
     Raises:
         NoPlace: no node can take it; the text says what each lacks.
@@ -28,11 +34,14 @@ async def place_for(tools: Tools, model: ModelConfig, claim: Claim, sources: Sou
     while True:
         found = await _choose(tools, model, claim, sources)
         if isinstance(found, Placement):
+            progress.goes_on()
             return found
         hold.check()
         waits = isinstance(found.outcome, Reconnecting | RegistryUnknown)
+        error = found if found.outcome is None else Unreached(found.outcome)
         if not waits or (prefer is None and tools.clock.seconds() >= patience):
-            raise found if found.outcome is None else Unreached(found.outcome)
+            raise error
+        progress.interrupted(error)
         await deferLater(tools.clock, tools.settings.poll)
 
 

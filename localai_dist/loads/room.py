@@ -31,7 +31,8 @@ async def make_room(tools: Tools, place: Placement, claim: Claim, hold: HoldTime
         await stop_exactly(tools.verbs, old.node, old.model, old.index, old.address, attempt=claim.attempt)
         await tools.fleet.replicas.remove(old.node, old.model, old.index, old.address)
     except UnloadFailed as error:
-        raise LoadFailed(f"the replica of an older configuration could not be stopped: {error}") from error
+        text = "the replica of an older configuration could not be stopped: "
+        raise LoadFailed(f"{text}{error}", f"{text}{error.told}") from error
     except StoreUnavailable as error:
         raise Unreached(RegistryUnknown(str(error))) from error
 

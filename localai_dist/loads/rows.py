@@ -10,7 +10,7 @@ import msgspec
 
 from localai_dist.catalog.model import ModelConfig
 from localai_dist.ids import InstanceId, NodeId
-from localai_dist.loads.cause import cause_text
+from localai_dist.loads.cause import decode_cause
 from localai_dist.loads.lack import Lack, Resort, lack_of, last_resort
 from localai_dist.loads.speed import eta
 from localai_dist.loads.status import JobState, LoadStatus
@@ -166,6 +166,8 @@ def job_row(row: Mapping[str, Any]) -> JobRow:
 
 def _status(row: Mapping[str, Any], state: JobState) -> LoadStatus:
     staging = state is JobState.STAGING
+    failed = decode_cause(row["last_error"]) if state is JobState.FAILED and row["last_error"] else None
+    waits = decode_cause(row["waits"]) if state is not JobState.FAILED and row["waits"] else None
     return LoadStatus(
         model=row["tracking_key"],
         state=state.value,
@@ -175,7 +177,10 @@ def _status(row: Mapping[str, Any], state: JobState) -> LoadStatus:
         file_index=row["file_index"],
         total_files=row["total_files"],
         eta_seconds=eta(row["total_bytes"] - row["bytes_sent"], row["rate"]) if staging else None,
-        error=cause_text(row["last_error"]) if state is JobState.FAILED else "",
+        error="" if failed is None else str(failed),
+        error_told="" if failed is None else failed.told,
+        waits="" if waits is None else str(waits),
+        waits_told="" if waits is None else waits.told,
         phase=row["phase"] or "waiting",
         file_name=row["file_name"],
         rate=row["rate"] if staging else None,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from localai_dist.errors import without_coordinates
+
 
 class JobState(Enum):
     """Where a load job is. A row that is gone was a success: the replica's row is its record."""
@@ -29,7 +31,8 @@ class LoadStatus:
         total_bytes: bytes of all files of the model; 0 before they were listed.
         file_index: the file being moved, from 1; 0 before the first.
         eta_seconds: until the last byte is on the node; only when the rate was measured, never guessed.
-        error: why it failed, in state failed.
+        error: why it failed, in state failed; ``error_told`` is what a client may be told of it.
+        waits: what keeps it from going on right now, empty while it goes on; ``waits_told`` likewise.
         phase: waiting, hashing, sending, verifying or loading.
         file_name: the file being moved.
         rate: bytes per second over the last seconds; None while nothing was measured.
@@ -52,6 +55,9 @@ class LoadStatus:
     rate: float | None = None
     eta_range: tuple[float, float] | None = None
     cancelled: bool = False
+    error_told: str = ""
+    waits: str = ""
+    waits_told: str = ""
 
     @property
     def progress(self) -> float:
@@ -61,7 +67,7 @@ class LoadStatus:
         return round(min(100.0, 100.0 * self.bytes_sent / self.total_bytes), 1)
 
     def as_json(self) -> dict[str, object]:
-        """The ``loading`` object of the API (design §8)."""
+        """The ``loading`` object of the API (design §8), as any client may see it."""
         shown: dict[str, object] = {
             "model": self.model,
             "state": self.state,
@@ -77,13 +83,22 @@ class LoadStatus:
         if self.eta_range is not None:
             shown["eta_range"] = [round(seconds, 1) for seconds in self.eta_range]
         if self.error:
-            shown["error"] = self.error
+            shown["error"] = self.error_told or without_coordinates(self.error)
+        if self.waits:
+            shown["waits"] = self.waits_told or without_coordinates(self.waits)
         return shown
 
     def sentence(self) -> str:
-        """One line for a person: ``model X is staging on node N (41%)``."""
+        """One line for an operator: ``model X is staging on node N (41%)``, and what it waits for."""
+        return self._sentence(self.waits)
+
+    def sentence_told(self) -> str:
+        """The same for a client."""
+        return self._sentence(self.waits and (self.waits_told or without_coordinates(self.waits)))
+
+    def _sentence(self, waits: str) -> str:
         where = f" on node {self.node}" if self.node else ""
         if self.cancelled:
             return f"the load of model {self.model}{where} is being cancelled"
         share = f" ({self.progress:.0f}%)" if self.total_bytes and self.state == JobState.STAGING.value else ""
-        return f"model {self.model} is {self.state}{where}{share}"
+        return f"model {self.model} is {self.state}{where}{share}" + (f"; it waits: {waits}" if waits else "")

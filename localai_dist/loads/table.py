@@ -9,6 +9,7 @@ import msgspec
 
 from localai_dist.catalog.model import ModelConfig
 from localai_dist.ids import InstanceId, NodeId
+from localai_dist.loads.cause import encode_waits
 from localai_dist.loads.lack import Lack
 from localai_dist.loads.rows import Claim, JobRow, Loaded, Measured, PoolLike, job_row
 from localai_dist.loads.status import JobState
@@ -96,6 +97,7 @@ class JobTable:
             "moved": progress.moved,
             "phase": phase,
             "rate": rate,
+            "waits": encode_waits(progress.trouble, progress.trouble_told) if progress.waits else "",
         }
         row = await self._pool.fetch_one(_SQL["beat"], {**self._fence(claim), **values})
         if row is None:

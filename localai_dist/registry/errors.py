@@ -8,6 +8,11 @@ from localai_dist.errors import LocalAIDistError
 class RegistryError(LocalAIDistError):
     """Anything the registry refuses."""
 
+    @property
+    def told(self) -> str:
+        """All of it: names and states of nodes."""
+        return str(self)
+
 
 class UnknownNode(RegistryError):
     """No node has that id."""

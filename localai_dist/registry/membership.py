@@ -70,6 +70,7 @@ class Membership(Service):
         self._joined = False
         self._reclaim_owed = False
         self.problem: str | None = None
+        self.problem_told: str | None = None
 
     async def join(self) -> None:
         """
@@ -130,9 +131,9 @@ class Membership(Service):
         except StoreError as error:
             if self.problem is None:
                 self._log.warn("the membership beat failed: {error}", error=str(error))
-            self.problem = str(error)
+            self.problem, self.problem_told = str(error), error.told
         else:
-            self.problem = None
+            self.problem = self.problem_told = None
 
 
 async def _nothing() -> None:

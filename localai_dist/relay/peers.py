@@ -214,4 +214,4 @@ def _unreachable(peer: InstanceId, address: str, error: Exception) -> Unreached:
     if isinstance(error, DialRefused) and error.status == 426:
         there = error.headers.get(VERSION.lower(), "another one")
         text = f"it runs release {there}, this frontend {__version__}; they don't fit: {UPGRADE_ORDER}"
-    return Unreached(PeerUnreachable(f"{peer} at {address}", text, rejected))
+    return Unreached(PeerUnreachable(peer, text, rejected, address))

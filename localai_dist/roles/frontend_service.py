@@ -151,9 +151,9 @@ class FrontendService(Service):
 
     def _check(self) -> None:
         pool, membership = self._parts.pool, self._parts.membership
-        self._parts.readiness.note("database", pool.healthy, pool.problem or "")
+        self._parts.readiness.note("database", pool.healthy, pool.problem or "", pool.problem_told or "")
         problem = membership.problem or ("" if self._joined else "not joined yet")
-        self._parts.readiness.note("membership", not problem, problem)
+        self._parts.readiness.note("membership", not problem, problem, membership.problem_told or "")
 
     def _note_port(self, asked: int) -> None:
         """With port 0 the real one is written where a script finds it."""

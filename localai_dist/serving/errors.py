@@ -11,3 +11,8 @@ class DiskFull(LocalAIDistError):
 
 class RequestRefused(LocalAIDistError):
     """The backend called the request itself invalid (too long for its context, say); its own words are the text."""
+
+    @property
+    def told(self) -> str:
+        """All of it, as the backend said it."""
+        return str(self)

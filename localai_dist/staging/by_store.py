@@ -94,7 +94,7 @@ class _ByStore(Upload):
                 await self._give()
             elif reply.damaged and not self._restarts:
                 self._restarts += 1
-                self._note(reply.error)
+                self._note(Later(reply.error))
                 await self._give()
             elif reply.error:
                 raise self._failure(reply)
@@ -113,6 +113,7 @@ class _ByStore(Upload):
         self._progress.in_file = reply.received
         if (reply.received, reply.verified) > seen:
             self._hold.observe()
+            self._progress.goes_on()
 
     async def _ask(self) -> EnsureReply:
         request = EnsureRequest(self._file.key, object_key(self._names.sha256), self._names.sha256, self._file.size)
@@ -158,6 +159,7 @@ class _ByStore(Upload):
         # Progress of the load, but not yet bytes on the node.
         self._sent += count
         self._progress.moved += count
+        self._progress.goes_on()
         self._hold.observe()
 
     def _where_to(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from localai_dist.errors import LocalAIDistError, without_coordinates
 from localai_dist.units import format_size
 
 
@@ -22,7 +23,8 @@ class Progress:
         in_file: bytes of the file at work that are on the node, resumed ones included.
         moved: bytes this load really sent.
         floor: bytes that an earlier attempt had on the node: told until this one knows better.
-        trouble: the last thing that interrupted it.
+        trouble: the last thing that interrupted it; ``trouble_told`` is what a client may be told of it.
+        waits: whether that still keeps it from going on.
     """
 
     phase: str = "waiting"
@@ -34,6 +36,8 @@ class Progress:
     in_file: int = 0
     moved: int = 0
     trouble: str = ""
+    trouble_told: str = ""
+    waits: bool = False
     floor: int = 0
 
     @property
@@ -52,10 +56,21 @@ class Progress:
         self.file_index += 1
         self.file_name, self.in_file = name, 0
 
+    def interrupted(self, error: Exception) -> None:
+        """It can't go on until ``error`` has passed."""
+        self.trouble = str(error) or type(error).__name__
+        self.trouble_told = error.told if isinstance(error, LocalAIDistError) else without_coordinates(self.trouble)
+        self.waits = True
+
+    def goes_on(self) -> None:
+        """What interrupted it has passed."""
+        self.waits = False
+
     def sent(self, count: int) -> None:
         """The transport took ``count`` more bytes of the file at work."""
         self.in_file += count
         self.moved += count
+        self.waits = False
 
     def file_done(self, size: int) -> None:
         """The file at work is on the node, whole."""
@@ -64,7 +79,14 @@ class Progress:
 
     def summary(self, seconds: float) -> str:
         """For an error's text: how far it came in ``seconds``, how fast, and what stopped it."""
+        return self._summary(seconds, self.trouble)
+
+    def summary_told(self, seconds: float) -> str:
+        """The same for clients."""
+        return self._summary(seconds, self.trouble_told)
+
+    def _summary(self, seconds: float, trouble: str) -> str:
         text = f"{format_size(self.bytes_sent)} of {format_size(self.total_bytes)} done"
         if self.moved and seconds > 0:
             text += f", {format_size(round(self.moved / seconds))}/s"
-        return f"{text}; last trouble: {self.trouble}" if self.trouble else text
+        return f"{text}; last trouble: {trouble}" if trouble else text

@@ -229,6 +229,7 @@ class Upload:
                 self._hold.observe()
             await deferLater(self._means.clock, VERIFY_POLL)
         self._progress.in_file = found.offset if isinstance(found, ResumeAt) else 0
+        self._progress.goes_on()
         if isinstance(found, There):
             self._hold.observe()
         return found
@@ -269,7 +270,7 @@ class Upload:
                     return None
                 case PutVerdict.RESTART if self._restarts < _RESTARTS:
                     self._restarts += 1
-                    self._note(f"the worker threw away what it had ({status}): {text}")
+                    self._note(Later(f"the worker threw away what it had ({status}): {text}"))
                     offset, self._progress.in_file = 0, 0
                     await self._hash()  # it may be this very file, by another frontend: by its hash it is kept
                 case PutVerdict.AGAIN:
@@ -316,11 +317,11 @@ class Upload:
     def _raise_unless_passing(self, error: Exception) -> None:
         if not passes(error):
             raise error
-        self._note(str(error) or type(error).__name__)
+        self._note(error)
 
-    def _note(self, text: str) -> None:
-        self._progress.trouble = text
-        self._tell("interrupted", self._progress.in_file, text)
+    def _note(self, error: Exception) -> None:
+        self._progress.interrupted(error)
+        self._tell("interrupted", self._progress.in_file, self._progress.trouble)
 
     def _tell(self, what: str, at: int, text: str = "") -> None:
         self.log.info(

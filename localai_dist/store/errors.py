@@ -22,9 +22,19 @@ from localai_dist.errors import LocalAIDistError
 class StoreError(LocalAIDistError):
     """Anything that went wrong with the database."""
 
+    @property
+    def told(self) -> str:
+        """No word of the driver's, which names host, user and table."""
+        return "the registry database did not do what was asked of it"
+
 
 class StoreUnavailable(StoreError):
     """The database can't be reached, was lost, or is too slow: nothing is known about what was asked."""
+
+    @property
+    def told(self) -> str:
+        """The cause, without where the database is and who asks it."""
+        return "the registry database can't be reached, or does not answer in time"
 
 
 class StatementFailed(StoreError):

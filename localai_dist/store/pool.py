@@ -92,6 +92,13 @@ class Pool:
         """Why the pool is not healthy, in words; None when it is."""
         return None if self.healthy else str(self._problem or "no connection to the database yet")
 
+    @property
+    def problem_told(self) -> str | None:
+        """The same for whoever is no operator."""
+        if self.healthy:
+            return None
+        return (self._problem or StoreUnavailable("no connection to the database yet")).told
+
     async def start(self) -> None:
         """
         Open the connections; returns when the first is open.

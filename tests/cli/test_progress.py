@@ -30,6 +30,17 @@ class LineTests(SynchronousTestCase):
             "tiny: sending, on alpha, file 2 of 7, 1.0 MiB of 4.0 MiB, 512.0 KiB/s, 6s to 1m30s left",
         )
 
+    def test_what_it_waits_for(self) -> None:
+        """A load that can't go on says why, and a new reason is a new line at once."""
+        waits = {**STAGING, "waits": "node alpha lost its tunnel"}
+        self.assertTrue(line(waits).endswith(", waits: node alpha lost its tunnel"))
+        said: list[str] = []
+        with Lines(said.append, now=lambda: 0.0) as lines:
+            lines.show([STAGING])
+            lines.show([waits])
+            lines.show([waits])
+        self.assertEqual(len(said), 2)
+
     def test_little_known(self) -> None:
         """A queued operation, a failed one and a cancelled one are readable lines too."""
         self.assertEqual(line({"id": "staging:m", "isQueued": True}), "staging:m: queued")

@@ -15,7 +15,7 @@ from localai_dist.loads.rows import Claim, JobRow, Loaded, Measured
 from localai_dist.loads.status import JobState
 from localai_dist.loads.table import JobTable
 from localai_dist.staging.progress import Progress
-from localai_dist.store.errors import StatementFailed
+from localai_dist.store.errors import StatementFailed, StoreUnavailable
 from localai_dist.store.pool import Pool
 from tests.db.case import DatabaseTestCase
 from tests.loads.doubles import make_model
@@ -95,7 +95,7 @@ class ClaimTests(LoadJobCase):
         """A load may take for ever: as long as it beats, nobody takes it over."""
         one, two = await self.begin()
         claim = await self.claimed(one)
-        await self.age("last_progress", 59)
+        await self.age("last_progress", 50)
         self.assertIsNone(await two.claim(make_model("tiny")))
         self.assertEqual(await self.beat(one, claim), "")
         await self.age("created_at", 86_000)
@@ -279,6 +279,24 @@ class StatusTests(LoadJobCase):
             self.assertEqual((shown["eta_seconds"], row.status.phase, row.status.rate), (6.0, "sending", 25.0))
         self.assertEqual([job.key for job in await two.all()], ["tiny"])
         self.assertIsNone(await two.read("other"))
+
+    async def test_what_it_waits_for_is_read_everywhere(self) -> None:
+        """Why a load waits is in its row with each beat, whole and for clients, and goes when it goes on."""
+        one, two = await self.begin()
+        claim = await self.claimed(one)
+        await self.advance(one, claim)
+        progress = Progress()
+        progress.interrupted(StoreUnavailable("db.internal is away"))
+        await one.beat(claim, progress, phase="waiting", rate=None)
+        row = await two.read("tiny")
+        assert row is not None
+        self.assertEqual(row.status.waits, "db.internal is away")
+        self.assertEqual(row.status.as_json()["waits"], StoreUnavailable("").told)
+        progress.goes_on()
+        await one.beat(claim, progress, phase="sending", rate=None)
+        row = await two.read("tiny")
+        assert row is not None
+        self.assertEqual((row.status.waits, row.status.waits_told), ("", ""))
 
     async def test_started_is_the_first_byte(self) -> None:
         """The start of the transfer is stamped with the first byte that moves, once."""

@@ -14,7 +14,7 @@ from twisted.internet.task import Clock
 
 from localai_dist.catalog.model import ModelConfig, Parameters
 from localai_dist.ids import InstanceId, ModelName, NodeId, ProcessKey, parse_process_key
-from localai_dist.loads.cause import cause_text
+from localai_dist.loads.cause import decode_cause
 from localai_dist.loads.lack import Lack, lack_of
 from localai_dist.loads.rows import Claim, JobRow, Loaded, Measured
 from localai_dist.loads.service import Loads
@@ -352,10 +352,12 @@ def _status(key: str, row: Row) -> LoadStatus:
         progress.file_index,
         progress.total_files,
         eta_seconds=eta(progress.total_bytes - progress.bytes_sent, row.rate),
-        error=cause_text(row.error) if row.state is JobState.FAILED else "",
+        error=str(decode_cause(row.error)) if row.state is JobState.FAILED and row.error else "",
         phase=row.phase,
         rate=row.rate,
         cancelled=bool(row.cancelled),
+        waits=progress.trouble if progress.waits else "",
+        waits_told=progress.trouble_told if progress.waits else "",
     )
 
 

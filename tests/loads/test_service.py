@@ -10,7 +10,15 @@ from localai_dist.grpcclient.status import Origin, RpcError, StatusCode
 from localai_dist.loads.errors import LoadFailed, StillLoading
 from localai_dist.loads.job import LoadJob
 from localai_dist.loads.rows import Measured
-from localai_dist.reach import DeadlineExceeded, NoRoute, NotServed, Reconnecting, RegistryUnknown, Unreached
+from localai_dist.reach import (
+    DeadlineExceeded,
+    NoRoute,
+    NotServed,
+    PeerUnreachable,
+    Reconnecting,
+    RegistryUnknown,
+    Unreached,
+)
 from localai_dist.registry.presence import PresenceState
 from localai_dist.registry.records import SchedulingRow
 from localai_dist.rpc import backend_pb2 as pb
@@ -474,6 +482,54 @@ class BrokenWayTests(LoadsCase):
         self.assertIn("expected back", told[0])
         self.assertEqual(self.workers.steps.count("install"), 4)
         self.assertEqual(self.workers.steps.count("load"), 2)
+
+    def test_what_it_waits_for_is_told_everywhere(self) -> None:
+        """
+        While the frontend that runs a load can't reach its node, waiters on any frontend, the list of operations and
+        the answer of a client whose wait is over say why; not any more once it goes on (CLUS-13).
+        """
+        away = Unreached(PeerUnreachable("fe-3", "refused", address="10.0.0.3:8080"))
+        self.workers.errors["install"] = [away] * 4
+        first = self.ensure(self.one)
+        waiter = self.ensure(self.two, wait=4.0)
+        self.clock.pump([1.0] * 4)
+        late = self.failureResultOf(waiter, StillLoading).value
+        said = "model tiny is installing on node worker-1; it waits: the frontend that holds the tunnel (fe-3"
+        self.assertEqual(late.told, f"{said}) can't be reached from here")
+        self.assertIn(f"{said} at 10.0.0.3:8080) can't be reached from here: refused", str(late))
+        (job,) = self.successResultOf(Deferred.fromCoroutine(self.two.jobs()))
+        self.assertIn("10.0.0.3:8080", job.waits)
+        self.assertNotIn("10.0.0.3", str(job.as_json()))
+        gate = self.hold_at("stage")
+        self.clock.pump([1.0] * 30)
+        (job,) = self.successResultOf(Deferred.fromCoroutine(self.two.jobs()))
+        self.assertEqual((job.state, job.waits), ("staging", ""))
+        gate.callback(None)
+        self.successResultOf(first)
+
+    def test_what_it_waited_for_is_told_at_the_end(self) -> None:
+        """
+        A load whose node never came within reach fails with what kept it; the client's text has no address in it.
+        """
+        away = Unreached(PeerUnreachable("fe-3", "refused", address="10.0.0.3:8080"))
+        self.workers.errors["install"] = [away] * 2000
+        request = self.ensure(self.one)
+        self.clock.pump([5.0] * 400)
+        over = self.failureResultOf(request, LoadFailed).value
+        self.assertIn("no progress", over.told)
+        self.assertIn("(fe-3) can't be reached from here", over.told)
+        self.assertNotIn("10.0.0.3", over.told)
+        self.assertIn("10.0.0.3:8080", str(over))
+
+    def test_a_node_that_is_waited_for_before_a_load_begins(self) -> None:
+        """
+        A load that waits for the only node to come back says so while it waits.
+        """
+        self.database.presence = dict.fromkeys(self.database.presence, PresenceState.RECONNECTING)
+        waiter = self.ensure(self.one, wait=2.0)
+        self.clock.pump([0.5] * 4)
+        late = self.failureResultOf(waiter, StillLoading).value
+        self.assertIn("it waits: node worker-1 lost its tunnel", late.told)
 
     def test_a_backend_that_always_dies_ends_it(self) -> None:
         """

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from localai_dist.loads.budget import base_hold, load_budget, retry_after
-from localai_dist.loads.cause import cause_text, decode_cause, encode_cause
+from localai_dist.loads.cause import decode_cause, encode_cause, encode_waits
 from localai_dist.loads.errors import LoadFailed, StillLoading
 from localai_dist.loads.options import model_options
 from localai_dist.loads.status import LoadStatus
@@ -108,8 +108,10 @@ class CauseTests(SynchronousTestCase):
         place = decode_cause(encode_cause(NoPlace("no room", Reconnecting("w"))))
         assert isinstance(place, NoPlace)
         self.assertEqual((place.reason, place.outcome), ("no room", Reconnecting("w")))
-        self.assertEqual(cause_text(""), "")
-        self.assertEqual(cause_text(encode_cause(LoadFailed("x"))), "x")
+        withheld = decode_cause(encode_cause(LoadFailed("x is not in /srv/models", "x is not in its models folder")))
+        self.assertEqual((str(withheld), withheld.told), ("x is not in /srv/models", "x is not in its models folder"))
+        waits = decode_cause(encode_waits("b at 10.0.0.2:80 is away", "b is away"))
+        self.assertEqual((str(waits), waits.told), ("b at 10.0.0.2:80 is away", "b is away"))
 
     @given(st.text())
     def test_any_text_is_a_cause(self, text: str) -> None:

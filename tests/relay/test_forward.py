@@ -316,7 +316,7 @@ class OutcomeTests(MeshCase):
             self.dial_error = error
             self.assertEqual(
                 self.outcome(self.forwarder.open(N, GRPC)),
-                reach.PeerUnreachable("there at 10.0.0.2:8080", str(error), rejected),
+                reach.PeerUnreachable("there", str(error), rejected, "10.0.0.2:8080"),
             )
 
     def test_an_owner_without_an_address(self) -> None:

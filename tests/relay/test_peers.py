@@ -77,7 +77,7 @@ class PeerPoolTests(MeshCase):
         self.settle()
         for each in opening:
             outcome = self.failureResultOf(each, Unreached).value.outcome
-            self.assertEqual(outcome, PeerUnreachable("there at 10.0.0.2:8080", "10.0.0.2:8080: refused"))
+            self.assertEqual(outcome, PeerUnreachable("there", "10.0.0.2:8080: refused", address="10.0.0.2:8080"))
         self.dial_hang = self.dial_error = None
         self.successResultOf(self.open())
         self.assertEqual(len(self.dials), 2)

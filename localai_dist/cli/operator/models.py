@@ -128,6 +128,7 @@ def operation_of(model: str, loading: dict[str, Any]) -> dict[str, Any]:
         "totalFiles": loading.get("total_files"),
         "etaSeconds": loading.get("eta_seconds"),
         "etaRange": loading.get("eta_range"),
+        "waits": loading.get("waits"),
     }
 
 

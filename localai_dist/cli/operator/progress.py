@@ -51,7 +51,9 @@ class Lines:
         """Say what changed."""
         for operation in operations:
             name, text = str(operation.get("id")), line(operation)
-            phase = f"{operation.get('state')} {operation.get('phase')} {operation.get('error')}"
+            phase = (
+                f"{operation.get('state')} {operation.get('phase')} {operation.get('error')} {operation.get('waits')}"
+            )
             said, at = self._said.get(name, ("", 0.0))
             if not said or phase != said or self._now() - at >= LINE_EVERY:
                 self._said[name] = (phase, self._now())
@@ -114,7 +116,7 @@ def phase_of(operation: dict[str, Any]) -> str:
 
 
 def details(operation: dict[str, Any]) -> list[str]:
-    """Node, file, bytes, rate and what is left, as far as they are known."""
+    """Node, file, bytes, rate, what is left and what is waited for, as far as they are known."""
     parts = [f"on {operation['nodeName']}"] if operation.get("nodeName") else []
     files = operation.get("totalFiles")
     if isinstance(files, int) and files > 1 and operation.get("fileIndex"):
@@ -125,6 +127,8 @@ def details(operation: dict[str, Any]) -> list[str]:
         parts.append(rate)
     if left := left_of(operation):
         parts.append(left)
+    if waits := operation.get("waits"):
+        parts.append(f"waits: {waits}")
     return parts
 
 

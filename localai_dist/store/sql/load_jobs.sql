@@ -22,7 +22,7 @@ set attempt = excluded.attempt, state = 'pending', owner_replica = excluded.owne
     file_index = 0, file_name = '', phase = 'waiting', rate = null,
     lacking = case when j.state = 'failed' then '{}' else j.lacking end,
     offered_at = case when j.state = 'failed' then null else j.offered_at end,
-    cancelled_at = null, cancel_reason = '',
+    cancelled_at = null, cancel_reason = '', waits = '',
     last_error = case when j.state = 'failed' then j.last_error else '' end,
     started_at = null, updated_at = now(), last_progress = now(),
     created_at = case when j.state = 'failed' then now() else j.created_at end
@@ -38,7 +38,7 @@ returning attempt, node_id, bytes_sent;
 update model_load_jobs j
 set attempt = nextval('model_load_attempts'), state = 'pending', owner_replica = %(owner)s,
     config_revision = %(revision)s, model_config = %(config)s, file_index = 0, file_name = '', phase = 'waiting',
-    rate = null, last_error = '', started_at = null, updated_at = now(), last_progress = now()
+    rate = null, waits = '', last_error = '', started_at = null, updated_at = now(), last_progress = now()
 where j.tracking_key = %(key)s and j.attempt = %(attempt)s and j.cancelled_at is null
   and load_job_orphaned(j, %(owner)s, %(orphan_after)s, %(silence)s, %(live_window)s)
 returning attempt, node_id, bytes_sent;
@@ -67,7 +67,7 @@ where tracking_key = %(key)s and owner_replica = %(owner)s and attempt = %(attem
 -- acts: none
 update model_load_jobs
 set bytes_sent = %(bytes_sent)s, total_bytes = %(total_bytes)s, file_index = %(file_index)s,
-    total_files = %(total_files)s, file_name = %(file_name)s, phase = %(phase)s, rate = %(rate)s,
+    total_files = %(total_files)s, file_name = %(file_name)s, phase = %(phase)s, rate = %(rate)s, waits = %(waits)s,
     last_progress = now(), started_at = coalesce(started_at, case when %(moved)s > 0 then now() end)
 where tracking_key = %(key)s and owner_replica = %(owner)s and attempt = %(attempt)s and state <> 'failed'
 returning cancelled_at is not null as cancelled, cancel_reason;
@@ -112,7 +112,7 @@ returning node_id;
 -- resort ("claim_lacking").
 -- acts: none
 update model_load_jobs
-set owner_replica = '', state = 'pending', phase = 'waiting',
+set owner_replica = '', state = 'pending', phase = 'waiting', waits = '',
     lacking = lacking || jsonb_build_object(%(owner)s::text, %(lack)s::jsonb), offered_at = coalesce(offered_at, now()),
     updated_at = now(), last_progress = now() - make_interval(secs => %(orphan_after)s + 1)
 where tracking_key = %(key)s and owner_replica = %(owner)s and attempt = %(attempt)s and state <> 'failed'
@@ -130,7 +130,7 @@ where tracking_key = %(key)s and attempt = %(attempt)s and cancelled_at is null
 -- Gives a job up on purpose (this frontend stops): whoever looks next takes it over at once.
 -- acts: none
 update model_load_jobs
-set owner_replica = '', updated_at = now(), last_progress = now() - make_interval(secs => %(orphan_after)s + 1)
+set owner_replica = '', waits = '', updated_at = now(), last_progress = now() - make_interval(secs => %(orphan_after)s + 1)
 where tracking_key = %(key)s and owner_replica = %(owner)s and attempt = %(attempt)s and state <> 'failed';
 
 -- name: cancel
