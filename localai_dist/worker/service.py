@@ -11,7 +11,7 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -208,43 +208,89 @@ def make_backend_worker(
     """
     offload = ThreadOffload(reactor)
     logs = LogStore()
-    areas = _areas(config)
-    supervisor = Supervisor(
-        reactor=reactor,
-        installer=_installer(config),
-        ports=PortTable(config.ports),
-        connect=connect or grpc_connect(reactor),
-        environment=_scrubber(os.environ if environment is None else environment, _secrets_of(config)),
-        mint=lambda: secrets.token_urlsafe(32),
-        last_words=lambda key, count: logs.tail(key, count, "stderr"),
-        line=lambda key, stream, text: _keep(logs, key, stream, text),
-        offload=offload,
-    )
-    uploads = Uploads(offload=offload, clock=reactor)
-    requests = RequestFiles(areas, offload=offload, now=time.time, limits=config.request_limits)
-    objects = _object_files(config, reactor, areas, uploads, offload)
-    verbs = Verbs(
-        supervisor=supervisor,
-        areas=areas,
-        uploads=uploads,
-        requests=requests,
-        offload=offload,
-        stop_node=stop_node,
-        forget=_forgetting(objects),
-    )
-    sweeper = Sweeper(areas, uploads=uploads, requests=requests, offload=offload, clock=reactor, now=time.time)
+    scrubbed = _scrubber(os.environ if environment is None else environment, _secrets_of(config))
+    supervisor = _supervisor(config, reactor, logs, offload, scrubbed, connect or grpc_connect(reactor))
+    files = _Files(config, reactor, offload)
     return WorkerServer(
         reactor=reactor,
         registration_token=config.registration_token,
-        verbs={**verbs.table(), **{verb: serve for one in objects for verb, serve in one.table().items()}},
-        v1=_file_resources(config, areas, uploads, requests, offload)
-        | {"backend-logs": BackendLogsResource(config.registration_token, logs)},
+        verbs=files.verbs(supervisor, stop_node),
+        v1={**files.resources(), "backend-logs": BackendLogsResource(config.registration_token, logs)},
         supervisor=supervisor,
         ports=config.ports,
         checks=checks,
         http_port=config.http_port,
-        beside=[sweeper, *objects],
+        beside=files.beside(),
     )
+
+
+class _Files:
+    """Where this node's files are, and everything that takes, fetches, tells of and removes them."""
+
+    def __init__(self, config: BackendWorkerConfig, reactor: Any, offload: Offload) -> None:
+        below = config.data_path / "files"
+        self._temp = below / "temp"
+        self._token = config.registration_token
+        self._reactor = reactor
+        self._offload = offload
+        self._areas = Areas(models=config.models_path, data=below / "data", staging=below / "staging")
+        self._uploads = Uploads(offload=offload, clock=reactor)
+        self._requests = RequestFiles(self._areas, offload=offload, now=time.time, limits=config.request_limits)
+        cache = ObjectCache(below / "cache", limit=config.cache_limit, offload=offload)
+        self._fetched = None if config.bucket is None else self._object_files(config.bucket, cache)
+
+    def verbs(self, supervisor: Supervisor, stop_node: Callable[[], None]) -> VerbTable:
+        """The control verbs, those of the object store too if there is one."""
+        verbs = Verbs(
+            supervisor=supervisor,
+            areas=self._areas,
+            uploads=self._uploads,
+            requests=self._requests,
+            offload=self._offload,
+            stop_node=stop_node,
+            forget=self._forget,
+        )
+        return {**verbs.table(), **(self._fetched.table() if self._fetched is not None else {})}
+
+    def resources(self) -> dict[str, Resource]:
+        """The file protocol, below ``/v1/``."""
+        files = FilesResource(
+            self._token,
+            areas=self._areas,
+            uploads=self._uploads,
+            requests=self._requests,
+            offload=self._offload,
+            temp=self._temp,
+        )
+        return {"files": files, "files-list": FilesListResource(self._token, areas=self._areas, offload=self._offload)}
+
+    def beside(self) -> Sequence[Beside]:
+        """What runs as long as the server does."""
+        sweeper = Sweeper(
+            self._areas,
+            uploads=self._uploads,
+            requests=self._requests,
+            offload=self._offload,
+            clock=self._reactor,
+            now=time.time,
+        )
+        return [sweeper] if self._fetched is None else [sweeper, self._fetched]
+
+    def _object_files(self, bucket: Bucket, cache: ObjectCache) -> ObjectFiles:
+        return ObjectFiles(
+            ObjectStore(bucket, reactor=self._reactor, now=lambda: datetime.now(UTC)),
+            areas=self._areas,
+            uploads=self._uploads,
+            cache=cache,
+            offload=self._offload,
+            clock=self._reactor,
+            temp=self._temp,
+        )
+
+    async def _forget(self, folder: Path) -> None:
+        """End every fetch below a folder."""
+        if self._fetched is not None:
+            await self._fetched.forget(folder)
 
 
 def grpc_connect(reactor: Any) -> Connect:
@@ -258,55 +304,30 @@ def grpc_connect(reactor: Any) -> Connect:
     return connect
 
 
-def _areas(config: BackendWorkerConfig) -> Areas:
-    files = config.data_path / "files"
-    return Areas(models=config.models_path, data=files / "data", staging=files / "staging")
+def _supervisor(
+    config: BackendWorkerConfig,
+    reactor: Any,
+    logs: LogStore,
+    offload: Offload,
+    environment: Callable[[str], Mapping[str, str]],
+    connect: Connect,
+) -> Supervisor:
+    return Supervisor(
+        reactor=reactor,
+        installer=_installer(config),
+        ports=PortTable(config.ports),
+        connect=connect,
+        environment=environment,
+        mint=lambda: secrets.token_urlsafe(32),
+        last_words=lambda key, count: logs.tail(key, count, "stderr"),
+        line=lambda key, stream, text: _keep(logs, key, stream, text),
+        offload=offload,
+    )
 
 
 def _installer(config: BackendWorkerConfig) -> Installer:
     galleries = parse_galleries(config.backend_galleries)
     return Installer(config.backends_path, galleries=galleries, capabilities=config.capabilities, now=_now)
-
-
-def _file_resources(
-    config: BackendWorkerConfig, areas: Areas, uploads: Uploads, requests: RequestFiles, offload: Offload
-) -> dict[str, Resource]:
-    token = config.registration_token
-    temp = config.data_path / "files" / "temp"
-    return {
-        "files": FilesResource(token, areas=areas, uploads=uploads, requests=requests, offload=offload, temp=temp),
-        "files-list": FilesListResource(token, areas=areas, offload=offload),
-    }
-
-
-def _object_files(
-    config: BackendWorkerConfig, reactor: Any, areas: Areas, uploads: Uploads, offload: Offload
-) -> list[ObjectFiles]:
-    """The verbs of the object store, if there is one."""
-    if config.bucket is None:
-        return []
-    files = config.data_path / "files"
-    return [
-        ObjectFiles(
-            ObjectStore(config.bucket, reactor=reactor, now=lambda: datetime.now(UTC)),
-            areas=areas,
-            uploads=uploads,
-            cache=ObjectCache(files / "cache", limit=config.cache_limit, offload=offload),
-            offload=offload,
-            clock=reactor,
-            temp=files / "temp",
-        )
-    ]
-
-
-def _forgetting(objects: Sequence[ObjectFiles]) -> Callable[[Path], Awaitable[None]]:
-    """Ends every fetch below a folder."""
-
-    async def forget(folder: Path) -> None:
-        for one in objects:
-            await one.forget(folder)
-
-    return forget
 
 
 def _scrubber(parent: Mapping[str, str], hidden: Iterable[str]) -> Callable[[str], Mapping[str, str]]:
