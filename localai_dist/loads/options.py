@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from functools import partial
 
 from localai_dist.catalog.model import ModelConfig
 from localai_dist.rpc import backend_pb2 as pb
@@ -18,13 +19,8 @@ def model_options(model: ModelConfig, root: str, present: Collection[str]) -> pb
 
     Source: surface §4.4 (Model, ModelFile, ModelPath), §4.5 (field numbers).
     """
-
-    def remote(relative: str) -> str:
-        return f"{root}/{relative}" if relative and _staged(relative, present) else ""
-
-    adapters = [remote(adapter) for adapter in model.lora_adapters]
-    scales = [*model.lora_scales, *[1.0] * len(adapters)]
-    kept = [(adapter, scale) for adapter, scale in zip(adapters, scales, strict=False) if adapter]
+    remote = partial(_remote, root, present)
+    adapters = _adapters(model, remote)
     options = pb.ModelOptions(
         Model=model.identity,
         ModelFile=f"{root}/{model.model_file}",
@@ -41,8 +37,8 @@ def model_options(model: ModelConfig, root: str, present: Collection[str]) -> pb
         DraftModel=remote(model.draft_model),
         Tokenizer=remote(model.tokenizer),
         LoraBase=remote(model.lora_base),
-        LoraAdapters=[adapter for adapter, _ in kept],
-        LoraScales=[scale for _, scale in kept],
+        LoraAdapters=[adapter for adapter, _ in adapters],
+        LoraScales=[scale for _, scale in adapters],
         Options=model.options,
         Overrides=model.overrides,
     )
@@ -53,5 +49,14 @@ def model_options(model: ModelConfig, root: str, present: Collection[str]) -> pb
     return options
 
 
-def _staged(relative: str, present: Collection[str]) -> bool:
-    return relative in present or any(name.startswith(f"{relative}/") for name in present)
+def _adapters(model: ModelConfig, remote: Callable[[str], str]) -> list[tuple[str, float]]:
+    """Each adapter that is there, with its scale; 1 where the model names none."""
+    scales = [*model.lora_scales, *[1.0] * len(model.lora_adapters)]
+    placed = zip(map(remote, model.lora_adapters), scales, strict=False)
+    return [(adapter, scale) for adapter, scale in placed if adapter]
+
+
+def _remote(root: str, present: Collection[str], relative: str) -> str:
+    """Where a staged file or folder is on the worker; nothing if it is none."""
+    staged = relative in present or any(name.startswith(f"{relative}/") for name in present)
+    return f"{root}/{relative}" if relative and staged else ""

@@ -7,6 +7,7 @@ With ``--distributed-require-auth`` it waits for an operator's approval before i
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,27 +48,21 @@ def make(settings: AgentSettings, reactor: Any) -> IService:
     server = WorkerServer(
         reactor=reactor,
         registration_token=settings.registration_token,
-        checks={
-            **member.checks,
-            "approval": unapproved,
-        },
+        checks={**member.checks, "approval": unapproved},
         http_port=settings.http_port,
     )
-
-    async def approved() -> None:
-        """An operator admitted this node; asked by registering again at each beat."""
-        await _approval(registration, settings, reactor)
 
     return NodeService(
         server,
         member,
         patience=settings.lame_duck,
         data_path=Path(settings.data_path),
-        may_dial=approved if settings.distributed_require_auth else None,
+        may_dial=partial(_approval, registration, settings, reactor) if settings.distributed_require_auth else None,
     )
 
 
 async def _approval(registration: Registration, settings: AgentSettings, reactor: Any) -> None:
+    """Until an operator has admitted this node; asked by registering again at each beat."""
     await registration.when_registered()
     if registration.status == PENDING:
         log.info("this node {waits}", waits=registration.waiting())

@@ -106,8 +106,33 @@ class _Graph:
 
     def service(self) -> FrontendService:
         """The whole, not started."""
+        parts = Parts(
+            pool=self.pool,
+            bus=self.bus,
+            notices=self.notices,
+            identities=self.identities,
+            catalog=self.catalog,
+            membership=self._membership(),
+            monitor=self._monitor(),
+            loads=self.loads,
+            held=self.held,
+            peers=self.peers,
+            received=self.received,
+            request_files=self.request_files,
+            readiness=self.readiness,
+        )
+        service = FrontendService(parts, self.settings, reactor=self.reactor)
+        service.site = make_site(
+            self._api(),
+            connect_resource=self._connect_resource(lambda: service.accepting),
+            peer_resource=self._peer_resource(),
+            reactor=self.reactor,
+        )
+        return service
+
+    def _membership(self) -> Membership:
         settings = self.settings
-        membership = Membership(
+        return Membership(
             self.instances,
             id=self.instance,
             address=self.address,
@@ -119,7 +144,10 @@ class _Graph:
             clock=self.reactor,
             beat=settings.instance_live_window / 6,
         )
-        monitor = HealthMonitor(
+
+    def _monitor(self) -> HealthMonitor:
+        settings = self.settings
+        return HealthMonitor(
             self.nodes,
             self.ownership,
             departures_for(self.forwarder),
@@ -128,36 +156,16 @@ class _Graph:
             stale_after=settings.node_stale_after,
             grace=settings.worker_reconnect_grace,
         )
-        parts = Parts(
-            pool=self.pool,
-            bus=self.bus,
-            notices=self.notices,
-            identities=self.identities,
-            catalog=self.catalog,
-            membership=membership,
-            monitor=monitor,
-            loads=self.loads,
+
+    def _connect_resource(self, accepting: Callable[[], bool]) -> ConnectResource:
+        return ConnectResource(
+            nodes=self.nodes,
             held=self.held,
-            peers=self.peers,
-            received=self.received,
-            request_files=self.request_files,
-            readiness=self.readiness,
+            config=self.session,
+            clock=self.reactor,
+            accepting=accepting,
+            on_held=self.notices.claimed,
         )
-        service = FrontendService(parts, settings, reactor=self.reactor)
-        service.site = make_site(
-            self._api(),
-            connect_resource=ConnectResource(
-                nodes=self.nodes,
-                held=self.held,
-                config=self.session,
-                clock=self.reactor,
-                accepting=lambda: service.accepting,
-                on_held=self.notices.claimed,
-            ),
-            peer_resource=self._peer_resource(),
-            reactor=self.reactor,
-        )
-        return service
 
     def _notices(self) -> Notices:
         return Notices(

@@ -103,15 +103,11 @@ def make_member(
     """
     proxies = parse_proxies(os.environ)
     _tell_ways(settings.register_to, proxies)
+    token = settings.registration_token
     registration = Registration(
         reactor=reactor,
-        frontends=Frontends(
-            reactor=reactor,
-            urls=settings.register_to,
-            registration_token=settings.registration_token,
-            proxies=proxies,
-        ),
-        registration_token=settings.registration_token,
+        frontends=Frontends(reactor=reactor, urls=settings.register_to, registration_token=token, proxies=proxies),
+        registration_token=token,
         profile=profile,
         identity_file=IdentityFile(Path(settings.data_path), profile.name),
         readings=readings,
@@ -122,9 +118,21 @@ def make_member(
         on_tunnel_held=lambda held: tunnel.registry_says(held),
     )
     registration.load_identity()
-    tunnel = TunnelClient(
+    tunnel = _tunnel(settings, reactor, profile.name, registration, on_stream, proxies)
+    return Member(registration, tunnel)
+
+
+def _tunnel(
+    settings: NodeSettings,
+    reactor: Any,
+    name: str,
+    registration: Registration,
+    on_stream: Callable[[MuxStream], None],
+    proxies: Proxies,
+) -> TunnelClient:
+    return TunnelClient(
         reactor=reactor,
-        name=profile.name,
+        name=name,
         urls=settings.register_to,
         node_id=registration.node_id,
         token=registration.node_token,
@@ -134,7 +142,6 @@ def make_member(
         on_unauthorised=registration.register_again,
         dial=partial(websocket.dial, proxies=proxies),
     )
-    return Member(registration, tunnel)
 
 
 def _tell_ways(urls: Sequence[str], proxies: Proxies) -> None:

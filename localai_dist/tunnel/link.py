@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from automat import TypeMachineBuilder, pep614
 from twisted.internet.defer import Deferred
@@ -234,13 +234,8 @@ def asked_to_wait(error: NetError) -> float:
 
 def _machine() -> Callable[[Core], Link]:
     machine = TypeMachineBuilder(Link, Core)
-    resting = machine.state("resting")
-    dialling = machine.state("dialling")
-    waiting = machine.state("waiting")
-    up = machine.state("up")
-    lingering = machine.state("lingering")
-    replacing = machine.state("replacing")
-    stopped = machine.state("stopped")
+    resting, dialling, waiting, up = map(machine.state, ("resting", "dialling", "waiting", "up"))
+    lingering, replacing, stopped = map(machine.state, ("lingering", "replacing", "stopped"))
 
     @pep614(resting.upon(Link.start).to(dialling))
     @pep614(stopped.upon(Link.start).to(dialling))
@@ -270,15 +265,17 @@ def _machine() -> Callable[[Core], Link]:
         def halt(link: Link, core: Core) -> None:
             core.halt()
 
-    stopped.upon(Link.stop).loop().returns(None)
-    for state in (lingering, replacing, stopped):
-        state.upon(Link.told_to_go).loop().returns(None)
-    stopped.upon(Link.lost).loop().returns(None)
-    for state in (dialling, waiting, up, lingering, replacing):
-        state.upon(Link.start).loop().returns(None)
-    for state in (resting, dialling, up, replacing, stopped):
-        state.upon(Link.retry).loop().returns(None)
+    _changes_nothing(Link.stop, stopped)
+    _changes_nothing(Link.lost, stopped)
+    _changes_nothing(Link.told_to_go, lingering, replacing, stopped)
+    _changes_nothing(Link.start, dialling, waiting, up, lingering, replacing)
+    _changes_nothing(Link.retry, resting, dialling, up, replacing, stopped)
     return machine.build()
+
+
+def _changes_nothing(said: Callable[[Link], None], *states: Any) -> None:
+    for state in states:
+        state.upon(said).loop().returns(None)
 
 
 make_link: Final = _machine()
