@@ -30,10 +30,11 @@ def until(what: str, fact: Callable[[], T | None], bound: float, *, every: float
     """
     ends, pause = time.monotonic() + bound, every
     while True:
+        last = time.monotonic() >= ends  # of before the question: one that takes long is asked once more
         value = fact()
         if value:
             return value
-        if time.monotonic() >= ends:
+        if last:
             raise NeverCame(f"{what} did not come within {bound:g} s")
         time.sleep(pause)
         pause = min(pause * 1.2, every * 4)
