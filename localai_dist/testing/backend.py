@@ -9,8 +9,8 @@ directory form (``run.sh``, ``metadata.json``), ``--gallery DIR`` a folder with 
 What it does is scripted by ``Options`` of LoadModel (the model YAML's ``options``), each ``test:name=value``:
 
 =============  =====================================================================================================
-delay          seconds before each token
-tokens         how many tokens it says (``token0 token1 ...``, default 10)
+delay          seconds before each token;  end_gate: a file it waits for before it ends, all tokens said
+tokens         how many tokens it says (``token0 token1 ...``, default 10);  gate: a file it waits for before the second
 answer         what it says instead, a word a token
 deltas         a JSON list of replies instead, each a list of chat deltas as JSON: ``content``, ``reasoning_content``,
                ``tool_calls`` with ``index``, ``id``, ``name``, ``arguments``; Predict says all of them in one reply
@@ -18,7 +18,7 @@ reply_bytes    says this many bytes instead, in pieces of ``piece_bytes`` (defau
 dim            size of its embeddings (default 4)
 error_at       aborts with INTERNAL and the text of ``error`` at this token (from 1)
 die_at         the process ends at this token (from 1)
-load           ``ok``, ``fail``, ``hang``, ``die``;  load_delay: seconds a load takes
+load           ``ok``, ``fail``, ``hang``, ``die``;  load_delay: seconds a load takes;  load_gate: a file it waits for
 free           ``ok``, ``fail``, ``hang``
 health         ``ok``, or anything else for a wrong answer
 sigterm        ``obey``, ``ignore``

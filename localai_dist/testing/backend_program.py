@@ -87,6 +87,7 @@ class TestBackend(stubs.BackendServicer):
     def LoadModel(self, request: Any, context: Any) -> Any:
         self.script.learn(list(request.Options))
         self.script.report("load", model=request.Model, file=request.ModelFile, path=request.ModelPath)
+        self._wait_at_gate()
         time.sleep(self.script.number("load_delay"))
         if self.script.text("load", "ok") == "hang":
             threading.Event().wait()
@@ -172,6 +173,12 @@ class TestBackend(stubs.BackendServicer):
 
     # -- inside ----------------------------------------------------------------------------------------------
 
+    def _wait_at_gate(self) -> None:
+        """A load that is held up until its test says so: by a file that comes."""
+        gate = self.script.text("load_gate")
+        while gate and not os.path.exists(gate):
+            time.sleep(0.02)
+
     def _check(self, request: Any, context: Any) -> None:
         if self.loaded is None:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, "model not loaded")
@@ -183,11 +190,21 @@ class TestBackend(stubs.BackendServicer):
         with self._told(method, context, **_asked(request)) as call:
             for number, reply in enumerate(self._replies(request), 1):
                 call.said = number
+                if number == 2 and not self._passes_the_gate(call, "gate"):
+                    return
                 if call.cancelled.wait(self.script.number("delay")) or self._dies(context, number):
                     return
                 reply.tokens, reply.prompt_tokens = number, _words(request)
                 yield reply
-            call.whole = True
+            call.whole = self._passes_the_gate(call, "end_gate")
+
+    def _passes_the_gate(self, call: Running, option: str) -> bool:
+        """Whether the call may go on: it stands until the gate is open, a file, or until it is given up."""
+        gate = self.script.text(option)
+        while gate and not os.path.exists(gate):
+            if call.cancelled.wait(0.02):
+                return False
+        return True
 
     @contextmanager
     def _told(self, method: str, context: Any, **facts: object) -> Iterator[Running]:

@@ -8,6 +8,7 @@ import shutil
 import signal
 import stat
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import yaml
@@ -39,11 +40,11 @@ class ScriptableTests(TestCase):
         told = [f"test:{name}={value}" for name, value in {"events": self.events_file, **script}.items()]
         return await self.channel.load_model(pb.ModelOptions(Model="m", Options=told), timeout=10)
 
-    async def event(self, name: str, seconds: float = 2.0) -> dict[str, object]:
-        """The event of that name, reported within ``seconds``."""
+    async def event(self, name: str, seconds: float = 20.0) -> dict[str, object]:
+        """The event of that name, reported within ``seconds``; what follows the last newline is still being written."""
         end = reactor.seconds() + seconds
         while True:
-            lines = self.events_file.read_text().splitlines() if self.events_file.exists() else []
+            lines = self.events_file.read_text().split("\n")[:-1] if self.events_file.exists() else []
             for line in map(json.loads, lines):
                 if line["event"] == name:
                     return line
@@ -91,6 +92,23 @@ class ScriptableTests(TestCase):
         self.assertEqual(event["messages"], [{"role": "tool", "content": "wet", "tool_call_id": "c0"}])
         self.assertEqual((event["tools"], event["choice"], event["hints"]), ("[]", '"auto"', {"a": "b"}))
 
+    async def test_gate(self) -> None:
+        """
+        It holds its second token back until a file is there, or nobody listens any more.
+        """
+        gate = self.folder / "gate"
+        await self.load(gate=gate, tokens=3)
+        stream = self.channel.predict_stream(pb.PredictOptions())
+        await stream.__anext__()
+        stream.cancel()
+        await self.event("cancelled")
+        stream = self.channel.predict_stream(pb.PredictOptions())
+        await stream.__anext__()
+        self.assertNotIn('"done"', self.events_file.read_text())
+        gate.touch()
+        self.assertEqual(len([reply async for reply in stream]), 2)
+        await self.event("done")
+
     async def test_cancel_is_reported(self) -> None:
         """
         It reports a cancellation within 2 s, with how far it had come (WALK-7).
@@ -100,9 +118,29 @@ class ScriptableTests(TestCase):
         for _ in range(3):
             await stream.__anext__()
         stream.cancel()
-        event = await self.event("cancelled")
+        event = await self.event("cancelled", 2.0)
         self.assertLess(event["tokens"], 1000)
         self.assertEqual((await self.channel.status()).state, pb.StatusResponse.READY)
+
+    async def test_end_gate(self) -> None:
+        """
+        All tokens said, an answer stands before its end until the gate's file is there, or until it is given up.
+        """
+        gate = self.folder / "end-gate"
+        await self.load(end_gate=gate, tokens=2)
+        given_up = self.channel.predict_stream(pb.PredictOptions())
+        for _ in range(2):
+            await given_up.__anext__()
+        given_up.cancel()
+        self.assertEqual((await self.event("cancelled"))["tokens"], 2)
+        stream = self.channel.predict_stream(pb.PredictOptions())
+        for _ in range(2):
+            await stream.__anext__()
+        end = Deferred.fromCoroutine(rest_of(stream))
+        self.assertTrue(await self.channel.health())
+        self.assertFalse(end.called)
+        gate.touch()
+        self.assertEqual(await end, [])
 
     async def test_unread_answer(self) -> None:
         """
@@ -114,7 +152,7 @@ class ScriptableTests(TestCase):
         for _ in range(50):
             self.assertTrue(await self.channel.health())
         stream.cancel()
-        event = await self.event("cancelled")
+        event = await self.event("cancelled", 2.0)
         self.assertLess(event["tokens"], 50_000_000 // 65536 // 2)
 
     async def test_bad_frees(self) -> None:
@@ -157,10 +195,21 @@ class ScriptableTests(TestCase):
         self.assertEqual((caught.exception.status, caught.exception.details), (StatusCode.INTERNAL, "out of luck"))
         self.assertFalse(await self.channel.health())
         await self.load(load_delay=0)
+        gate = self.folder / "gate"
+        held = Deferred.fromCoroutine(self.load(load_gate=gate, load="fail"))
+        self.assertTrue(await self.channel.health())
+        self.assertFalse(held.called)
+        gate.touch()
+        self.assertFalse((await held).success)
         call = Deferred.fromCoroutine(self.load(load="hang"))
         await self.event("load")
         call.cancel()
         call.addErrback(lambda _cancelled: None)
+
+
+async def rest_of(stream: AsyncIterator[pb.Reply]) -> list[pb.Reply]:
+    """What still comes."""
+    return [reply async for reply in stream]
 
 
 class FormTests(TestCase):
