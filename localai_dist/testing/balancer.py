@@ -39,7 +39,7 @@ class Balancer:
     def __init__(self, urls: Sequence[str], *, every: float = 0.1) -> None:
         """``every``: pause between two probes of a frontend (s)."""
         self.url = ""
-        self._places = [(urlsplit(url).hostname or "", urlsplit(url).port or 80) for url in urls]
+        self._places = [_place_of(url) for url in urls]
         self._ready: set[tuple[str, int]] = set()
         self._turn = itertools.count()
         self._every = every
@@ -58,6 +58,10 @@ class Balancer:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(5)
         self._loop.close()
+
+    def takes(self, url: str) -> bool:
+        """Whether the frontend at ``url`` was ready when it was looked at last."""
+        return _place_of(url) in self._ready
 
     def _within(self, work: Coroutine[Any, Any, None]) -> None:
         asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
@@ -113,6 +117,11 @@ class Balancer:
                 except OSError:
                     self._ready.discard(place)
         return None
+
+
+def _place_of(url: str) -> tuple[str, int]:
+    parts = urlsplit(url)
+    return parts.hostname or "", parts.port or 80
 
 
 def one_request(head: bytes) -> bytes:

@@ -105,7 +105,11 @@ class FaultProxy:
         self._reset()
 
     def cut(self, path: str = "") -> int:
-        """Reset every connection, or those that asked for a path that begins with ``path``; how many."""
+        """
+        Reset every connection, or those that asked for a path that begins with ``path``; how many.
+
+        They are not ``open`` any more when this returns; their ends may learn of it a moment later.
+        """
         return self._do(lambda: self._reset(path))
 
     def block(self, path: str, status: int = 403) -> None:
@@ -144,8 +148,7 @@ class FaultProxy:
         def heal() -> None:
             self._blocked.clear()
             self._swallowing, self._delay, self._rate = False, 0.0, 0.0
-            for joint in [joint for joint in self._joints if joint.silent]:
-                joint.reset()
+            self._reset_all([joint for joint in self._joints if joint.silent])
 
         self._do(heal)
 
@@ -160,10 +163,13 @@ class FaultProxy:
         return self._faults.within(done())
 
     def _reset(self, path: str = "") -> int:
-        found = [joint for joint in self._joints if joint.path.startswith(path)]
-        for joint in found:
+        return self._reset_all([joint for joint in self._joints if joint.path.startswith(path)])
+
+    def _reset_all(self, joints: list[_Joint]) -> int:
+        for joint in joints:
+            self._joints.discard(joint)  # now: who asks what is open may ask before its two ways have ended
             joint.reset()
-        return len(found)
+        return len(joints)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         near = _End(reader, writer)

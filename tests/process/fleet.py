@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import psycopg2
@@ -19,6 +20,8 @@ from tests.process.scripted import chat, galleries, pin, write_model
 
 ROUTE = "/api/cluster/connect"
 GRACE = "LOCALAI_WORKER_RECONNECT_GRACE"
+GATED = "test:end_gate"
+"""Option of a model whose answers can be kept from ending, see ``Fleet.standing``."""
 HOMED_WITHIN = 40.0
 """A worker has a tunnel again within this (s): its longest wait between two rounds is 30."""
 
@@ -52,6 +55,48 @@ class Fleet:
         found = [owners.get(worker.name) for worker in self.cluster.workers]
         return [names.index(owner) if owner in names else None for owner in found]
 
+    def claims(self) -> list[int]:
+        """The number of the last claim of every worker's tunnel: a later claim has a greater one; 0 for none yet."""
+        statement = "select n.name, c.epoch from backend_nodes n join node_connections c on c.node_id = n.id"
+        epochs = dict(rows(self.cluster.database.url, statement))
+        return [int(epochs.get(worker.name, 0)) for worker in self.cluster.workers]
+
+    def homed(self, worker: int, since: int = 0) -> None:
+        """
+        Wait until a worker has its tunnel and the registry knows it.
+
+        A worker that says it is ready was admitted; the frontend's claim comes after that, and until then a request
+        finds no way to it.
+
+        Args:
+            since: the claim that was there before; 0 when there was no tunnel, or none that counted any more.
+        """
+        child = self.cluster.workers[worker]
+        self.cluster.wait_for(f"{child.name} ready", child.is_ready, HOMED_WITHIN)
+        self.cluster.wait_for(
+            f"a claim of the tunnel of {child.name}",
+            lambda: self.home(worker) is not None and self.claims()[worker] > since,
+            HOMED_WITHIN,
+        )
+
+    @contextmanager
+    def standing(self, *models: str) -> Iterator[Callable[[], None]]:
+        """
+        Inside, answers of these ``GATED`` models are said and don't end; until the function is called that this gives.
+        """
+        gates = [_gate(self.cluster.plan.state, model) for model in models]
+
+        def let_end() -> None:
+            for gate in gates:
+                gate.touch()
+
+        for gate in gates:
+            gate.unlink()
+        try:
+            yield let_end
+        finally:
+            let_end()
+
     def spread(self) -> list[int | None]:
         """Every worker's home, which must not all be the same: the guard of what needs owner path and relay path."""
         homes = self.homes()
@@ -68,15 +113,23 @@ class Fleet:
                 child.start()
         for frontend in self.cluster.frontends:
             self.cluster.wait_for(f"{frontend.name} ready", frontend.is_ready, 40)
+        since = [0] * len(self.cluster.workers)
         for index, worker in enumerate(self.cluster.workers):
-            if self.home(index) != index % len(self.cluster.frontends) or not worker.is_ready():
+            if self.home(index) != self._own(index) or not worker.is_ready():
+                since[index] = self.claims()[index]
                 self.cluster.restart(worker)  # it dials its own frontend first, and has no failure to wait out
-        for worker in self.cluster.workers:
-            self.cluster.wait_for(f"{worker.name} ready", worker.is_ready, HOMED_WITHIN)
+        for index, claim in enumerate(since):
+            self.homed(index, claim)
+        homes = self.homes()
+        assert homes == [self._own(index) for index in range(len(homes))], f"tunnels end at {homes}"
         for frontend in self.cluster.frontends:
             self.cluster.wait_for(
                 f"healthy nodes at {frontend.name}", lambda it=frontend: set(self.statuses(it)) == {"healthy"}, 30
             )
+
+    def _own(self, worker: int) -> int:
+        """The frontend that a worker is told first."""
+        return worker % len(self.cluster.frontends)
 
     def statuses(self, frontend: Any) -> list[str]:
         """What a frontend says of the workers."""
@@ -132,11 +185,18 @@ def fleet_of(
         state = folder / "state"
         (state / "models").mkdir(parents=True)
         for model, (_, *options) in models.items():
-            write_model(state, model, *options)
+            _gate(state, model).touch()
+            gated = f"{GATED}={_gate(state, model)}"
+            write_model(state, model, *(gated if option == GATED else option for option in options))
         with running(quick_plan(state, **made) if quick else Plan(state=state, **made)) as cluster:
             for model, (worker, *_) in models.items():
                 pin(cluster, model, worker)
             yield Fleet(cluster, ways, faults)
+
+
+def _gate(state: Path, model: str) -> Path:
+    """The file whose presence lets answers of a model end."""
+    return state / f"{model}.end-gate"
 
 
 class Watch:

@@ -66,11 +66,13 @@ def test_takes_turns_and_follows_readiness(origins: list[Origin]) -> None:
     with Balancer([origin.url for origin in origins], every=0.02) as balancer:
         assert sorted(ask(balancer.url + "/").text for _ in range(4)) == ["a", "a", "b", "b"]
         origins[0].ready = False
-        until("the balancer's notice", lambda: {ask(balancer.url + "/").text for _ in range(4)} == {"b"}, 5)
+        until("the balancer's notice", lambda: not balancer.takes(origins[0].url), 5)
+        assert {ask(balancer.url + "/").text for _ in range(4)} == {"b"}
         origins[1].ready = False
         until("nobody ready", lambda: ask(balancer.url + "/").status == 503, 5)
         origins[0].ready = True
-        until("the return", lambda: ask(balancer.url + "/").text == "a", 5)
+        until("the return", lambda: balancer.takes(origins[0].url), 5)
+        assert ask(balancer.url + "/").text == "a"
 
 
 def test_passes_over_the_dead(origins: list[Origin]) -> None:

@@ -75,12 +75,13 @@ def _joined(way: FaultProxy) -> socket.socket:
 
 
 def test_cut(way: FaultProxy) -> None:
-    """Connections that asked for the path are reset, and only they."""
+    """Connections that asked for the path are reset, and only they; none of them counts as open any more."""
     way.throttle(20_000)  # so that the answer is still under way
     with _joined(way) as connection:
         until("the connection", lambda: way.open("/long") == 1, 5)
         assert way.cut("/other") == 0
         assert way.cut("/long") == 1
+        assert way.open() == 0
         with pytest.raises(ConnectionResetError):
             while connection.recv(65536):
                 pass
