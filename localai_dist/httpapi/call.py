@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from twisted.web.server import Request
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from localai_dist.httpapi.sse import EventStream
 
 T = TypeVar("T")
+
+FORWARDED_LIMIT = 64
+"""Characters of an address that a proxy tells; an IPv6 address has 45."""
 
 TIMEOUT_HEADER = "X-LocalAI-Timeout"
 """A caller's own deadline for the whole request, a duration like ``5s``. Source: design §7."""
@@ -92,6 +96,22 @@ class Call:
     def presented_key(self) -> str | None:
         """The API key that the caller shows, in whichever header."""
         return presented_key(self.header("Authorization"), self.header("x-api-key"), self.header("xi-api-key"))
+
+    def now(self) -> datetime:
+        """The time of day."""
+        return datetime.fromtimestamp(self.api.clock.seconds(), UTC)
+
+    def seen_from(self) -> str:
+        """
+        Where the request came from, for people only: the address of the connection, and whom its proxies name.
+
+        Anybody can write such a header; nothing is decided by it.
+        """
+        address = getattr(self.request.getClientAddress(), "host", None) or ""
+        claimed = (self.header("X-Forwarded-For") or "").split(",")[0].strip()[:FORWARDED_LIMIT]
+        if not claimed or not claimed.isascii() or not claimed.isprintable():
+            return str(address)
+        return f"{claimed} by way of {address}" if address else claimed
 
     def query(self, name: str) -> str | None:
         """The first query value ``name``, or None."""

@@ -39,8 +39,9 @@ _NODE_FIELDS = (
     "approved",
     "newcomer_waiting",
     "left_at",
+    "registered_from",
 )
-_NODE_OPTIONAL = ("capability", "vram_budget", "vram_budget_bytes")
+_NODE_OPTIONAL = ("capability", "vram_budget", "vram_budget_bytes", "newcomer_from", "newcomer_since")
 
 _REPLICA_FIELDS = (
     "id",
@@ -80,14 +81,18 @@ _SCHEDULING_FIELDS = (
 )
 
 
-def node_object(node: Node, tunnel: Mapping[str, object]) -> dict[str, object]:
+def node_object(node: Node, tunnel: Mapping[str, object], newcomer: str = "") -> dict[str, object]:
     """
     A node with its tunnel.
+
+    Args:
+        newcomer: who waits under its name and what approving does, in words; empty when nobody waits.
 
     Source: reference/surface.md §1.3, design §8 (``approved``, ``tunnel``).
     """
     shown = _shown(node, _NODE_FIELDS, _NODE_OPTIONAL)
-    return {**shown, "labels": dict(node.labels), "tunnel": dict(tunnel)}
+    waiting = {"newcomer": newcomer} if newcomer else {}
+    return {**shown, **waiting, "labels": dict(node.labels), "tunnel": dict(tunnel)}
 
 
 def tunnel_object(presence: Presence) -> dict[str, object]:

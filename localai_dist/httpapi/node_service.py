@@ -21,6 +21,7 @@ from localai_dist.httpapi.errors import bad_request, not_found
 from localai_dist.httpapi.node_objects import replica_object
 from localai_dist.httpapi.routing import Route
 from localai_dist.ids import NodeId, parse_node_id
+from localai_dist.registry.newcomer import taken_text
 from localai_dist.registry.records import Readings, Registration
 from localai_dist.wire.credentials import NODE_TOKEN, digest
 
@@ -69,24 +70,26 @@ class HeartbeatBody(msgspec.Struct, kw_only=True):
 
 
 async def register(call: Call) -> Answer:
-    """``POST /api/node/register``: 201 with the node token to keep; a parked newcomer is ``pending``."""
+    """``POST /api/node/register``: 201 with the node token to keep; a parked newcomer is ``pending``, and told why."""
     api = call.api
     body = call.body(RegisterBody)
     check_registration(api.registration_token, call.header("Authorization"), body.token)
     result = await api.nodes.register(
-        _registration(body, digest(api.registration_token)),
+        _registration(body, digest(api.registration_token), call.seen_from()),
         auto_approve=api.auto_approve,
         presented_token=call.header(NODE_TOKEN),
         loose=api.loose_identity,
     )
     node = result.node
-    answer = {
+    answer: dict[str, object] = {
         "id": node.id,
         "name": node.name,
         "node_type": node.node_type,
         "status": "pending" if result.parked else node.status,
         "created_at": node.created_at,
     }
+    if result.parked:
+        answer["message"] = taken_text(node, call.now())
     return Json({**answer, "tunnel_token": result.token} if result.token else answer, 201)
 
 
@@ -149,12 +152,12 @@ async def _itself(call: Call) -> NodeId:
     return node
 
 
-def _registration(body: RegisterBody, token_hash: str) -> Registration:
+def _registration(body: RegisterBody, token_hash: str, seen_from: str) -> Registration:
     if body.name in RESERVED_NAMES:
         # A node is asked for by name too, and /api/nodes/<name> would be something else.
         raise bad_request(f"name: {body.name!r} can't be a node's name: {API}{body.name} is a route", "name")
     given = {name: getattr(body, name) for name in body.__struct_fields__ if name not in ("token", "labels")}
-    return Registration(labels=body.labels or {}, token_hash=token_hash, **given)
+    return Registration(labels=body.labels or {}, token_hash=token_hash, seen_from=seen_from, **given)
 
 
 def _message(text: str) -> Json:

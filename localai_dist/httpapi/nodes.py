@@ -20,6 +20,7 @@ from localai_dist.httpapi.node_objects import backend_object, node_object, repli
 from localai_dist.httpapi.routing import Route
 from localai_dist.httpapi.validation import NO_NUL
 from localai_dist.ids import NodeId
+from localai_dist.registry.newcomer import newcomer_text
 from localai_dist.registry.presence import PresenceState
 from localai_dist.registry.records import Node
 from localai_dist.store.errors import StoreUnavailable
@@ -47,11 +48,14 @@ async def show(call: Call) -> Answer:
 
 
 async def approve(call: Call) -> Answer:
-    """``POST /api/nodes/:id/approve``; a name handed over to a newcomer loses its old tunnel."""
-    node = await call.api.nodes.approve((await find_node(call)).id)
+    """``POST /api/nodes/:id/approve``; a name handed over to a newcomer loses its old tunnel, and it is said so."""
+    approval = await call.api.nodes.approve((await find_node(call)).id)
+    node = approval.node
     call.api.end_tunnel(node.id)
     named = {"id": node.id, "name": node.name, "node_type": node.node_type, "status": node.status}
-    return Json({**named, "message": "node approved"})
+    notice = approval.notice(call.now())
+    told = {"replaced": approval.replaced is not None, "notice": notice} if notice else {}
+    return Json({**named, "message": "node approved", **told})
 
 
 async def drain(call: Call) -> Answer:
@@ -155,7 +159,7 @@ async def _objects(call: Call, nodes: list[Node]) -> list[dict[str, object]]:
         tunnels = tunnel_objects(None, ids)
     else:
         tunnels = tunnel_objects(presences, ids)
-    return [node_object(node, tunnels[node.id]) for node in nodes]
+    return [node_object(node, tunnels[node.id], newcomer_text(node, call.now())) for node in nodes]
 
 
 def _labels(call: Call) -> dict[str, str]:

@@ -22,7 +22,7 @@ class UnknownNode(RegistryError):
 
 
 class NotPending(RegistryError):
-    """Nothing waits for approval there."""
+    """Nothing waits for approval there; nodes are named here by their names."""
 
     def __init__(self, node: str) -> None:
         super().__init__(f"node {node} is approved already, and no newcomer waits under its name")

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from twisted.logger import Logger
+
 from localai_dist.ids import NodeId
 from localai_dist.reach import Outcome, may_demote
 from localai_dist.registry.acting import acts_on
@@ -15,6 +17,7 @@ from localai_dist.registry.budget import budget_bytes, capped
 from localai_dist.registry.errors import NotApproved, NotDraining, NotPending, UnknownNode
 from localai_dist.registry.identity import Claim, StoredIdentity, TokenCheck, check, judge, restarted
 from localai_dist.registry.labels import labels_of
+from localai_dist.registry.newcomer import Approval, Holder
 from localai_dist.registry.records import Node, Readings, Registration, node_of
 from localai_dist.store.errors import StoreUnavailable
 from localai_dist.store.pool import Pool
@@ -53,6 +56,8 @@ class Nodes:
         mint: a fresh random token.
     """
 
+    _log = Logger()
+
     def __init__(self, pool: Pool, *, mint: Callable[[], str] = lambda: mint_token(secrets.token_bytes(32))) -> None:
         self._pool = pool
         self._mint = mint
@@ -81,6 +86,13 @@ class Nodes:
         node = await self.get(NodeId(node_id))
         if node is None:
             raise StoreUnavailable(f"node {node_id} was removed while it registered")
+        if claim is Claim.NEWCOMER:
+            self._log.warn(
+                "a second worker registered as {name}, from {newcomer}; it waits, and the one from {holder} stays",
+                name=node.name,
+                newcomer=registration.seen_from or "an address not known",
+                holder=node.registered_from or "an address not known",
+            )
         return RegisterResult(node, token, claim in (Claim.NEWCOMER, Claim.WAITING), dropped)
 
     async def _register(
@@ -100,7 +112,8 @@ class Nodes:
         stored = StoredIdentity(row["node_token_hash"], row["parked_token_hash"])
         claim = judge(stored, presented, loose=loose)
         if claim is Claim.NEWCOMER:
-            await transaction.execute(SQL["park"], {"id": row["id"], "parked_token_hash": digest(token)})
+            parked = {"parked_token_hash": digest(token), "parked_from": registration.seen_from}
+            await transaction.execute(SQL["park"], {"id": row["id"], **parked})
             return row["id"], token, claim, False
         if claim is Claim.WAITING:
             return row["id"], presented or "", claim, False
@@ -144,9 +157,9 @@ class Nodes:
         values = {"nodes": list(credentials), "digests": list(credentials.values()), "loose": loose}
         return {NodeId(row["id"]) for row in await self._pool.fetch(SQL["still_theirs"], values)}
 
-    async def approve(self, node_id: NodeId) -> Node:
+    async def approve(self, node_id: NodeId) -> Approval:
         """
-        Approve a pending node, or hand the name over to the newcomer that waits under it.
+        Approve a pending node, or hand the name over to the newcomer that waits under it; tells which it was.
 
         A node that was never approved comes first, then its newcomer at a second call. After a hand-over the old
         token admits nobody any more.
@@ -154,10 +167,12 @@ class Nodes:
         Raises:
             UnknownNode, NotPending
         """
-        if await self._pool.fetch_one(SQL["approve"], {"id": node_id}) is None:
-            await self._known(node_id)
-            raise NotPending(node_id)
-        return await self._known(node_id)
+        row = await self._pool.fetch_one(SQL["approve"], {"id": node_id})
+        node = await self._known(node_id)
+        if row is None:
+            raise NotPending(node.name)
+        before = Holder(row["status"], row["registered_from"], row["last_heartbeat"])
+        return Approval(node, before if row["replaced"] else None)
 
     async def heartbeat(self, node_id: NodeId, readings: Readings) -> bool | None:
         """Record a sign of life: whether some frontend owns the node's tunnel, None when no node has that id."""
@@ -182,8 +197,7 @@ class Nodes:
             UnknownNode, NotApproved
         """
         if await self._pool.fetch_one(SQL["drain"], {"id": node_id}) is None:
-            await self._known(node_id)
-            raise NotApproved(node_id)
+            raise NotApproved((await self._known(node_id)).name)
         return await self._known(node_id)
 
     async def resume(self, node_id: NodeId) -> Node:
@@ -196,9 +210,9 @@ class Nodes:
         changed = await self._pool.fetch_one(SQL["resume"], {"id": node_id})
         node = await self._known(node_id)
         if changed is None and not node.approved:
-            raise NotApproved(node_id)
+            raise NotApproved(node.name)
         if changed is None and node.status != "healthy":
-            raise NotDraining(node_id, node.status)
+            raise NotDraining(node.name, node.status)
         return node
 
     @acts_on("worker_gone", "nodes.leave")
@@ -340,5 +354,6 @@ def _values(registration: Registration, stored: Mapping[str, Any], approve: bool
         "capability": registration.capability,
         "max_replicas_per_model": max(1, registration.max_replicas_per_model),
         "vram_budget": budget,
+        "seen_from": registration.seen_from,
         "vram_budget_bytes": allowed,
     }

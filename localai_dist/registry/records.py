@@ -35,6 +35,7 @@ class Registration:
         total_disk: of the models folder's filesystem; 0 = unknown.
         boot_id: one uuid for each worker process; '' from workers that don't send it.
         token_hash: digest of the registration token it came with.
+        seen_from: the address it came from, as the frontend saw it; for people only.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Registration:
     vram_budget: str = ""
     boot_id: str = ""
     token_hash: str = ""
+    seen_from: str = ""
 
     def __post_init__(self) -> None:
         """
@@ -69,6 +71,7 @@ class Registration:
             _short(limited, getattr(self, limited), longest)
         _short("boot_id", self.boot_id, 64)
         _short("vram_budget", self.vram_budget, 32)
+        _short("seen_from", self.seen_from, 255)
         for name in ("total_vram", "total_ram", "available_ram", "total_disk", "available_disk"):
             _size(name, getattr(self, name))
         _size("available_vram", self.available_vram or 0)
@@ -145,6 +148,9 @@ class Node:
     updated_at: datetime | None = None
     model_count: int = 0
     in_flight_count: int = 0
+    registered_from: str = ""
+    newcomer_from: str = ""
+    newcomer_since: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)

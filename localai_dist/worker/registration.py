@@ -38,6 +38,9 @@ GOODBYE_WITHIN = 3.0
 PENDING = "pending"
 """The status of a node that an operator has not admitted yet."""
 
+_TOLD = 1000
+"""Characters of a frontend's words that are repeated."""
+
 _FATAL = frozenset({400, 401, 403, 422})
 _FORGOTTEN = frozenset({401, 403, 404})
 
@@ -138,6 +141,7 @@ class Registration(Service):
         self._registered = False
         self._trouble = ""
         self._stranger = False
+        self._taken = ""
         self._running: Deferred[None] | None = None
         self._sleeping: Deferred[None] | None = None
         self._waiting: list[Deferred[None]] = []
@@ -166,8 +170,9 @@ class Registration(Service):
         return self.waiting() if self.status == PENDING else "not registered with a frontend yet"
 
     def waiting(self) -> str:
-        """The sentence about a node that an operator has to admit."""
-        return f"waits for approval: localai-dist nodes approve {self._profile.name}"
+        """The sentence about a node that an operator has to admit, or whose name another one has."""
+        command = f"waits for approval: localai-dist nodes approve {self._profile.name}"
+        return f"{command}; {self._taken}" if self._taken else command
 
     def when_registered(self) -> Deferred[None]:
         """Fires at the first registration; at once if that was. Each call its own."""
@@ -288,23 +293,35 @@ class Registration(Service):
         self.status = str(answer.fields.get("status", "")) or "healthy"
         self.api_token = answer.fields.get("api_token") or self.api_token
         self._registered = True
-        self._log.info(
-            "registered with {url} as {name} ({node}): {status}",
-            url=answer.url,
-            name=self._profile.name,
-            node=node_id,
-            status=self.status,
-        )
+        self._tell(answer, node_id)
         waiting, self._waiting = self._waiting, []
         for waiter in waiting:
             waiter.callback(None)
         self._on_registered()
 
+    def _tell(self, answer: FrontendAnswer, node_id: NodeId) -> None:
+        """One line for each registration; for one that waits under a name that is taken, one for all of them."""
+        told, taken = bool(self._taken), answer.fields.get("message")
+        self._taken = _one_line(taken) if self.status == PENDING and isinstance(taken, str) else ""
+        if self._taken and not told:
+            text = "registered with {url}, but the name {name} is taken, and this worker waits: {why}"
+            self._log.warn(text, url=answer.url, name=self._profile.name, why=self._taken)
+        elif not self._taken:
+            self._log.info(
+                "registered with {url} as {name} ({node}): {status}",
+                url=answer.url,
+                name=self._profile.name,
+                node=node_id,
+                status=self.status,
+            )
+
     async def _beat(self) -> None:
         readings = await self._readings()
         answer = await self._post_own("heartbeat", readings.to_beat())
         if answer.status in _FORGOTTEN:
-            self._log.warn("{url} does not know this node any more ({status})", url=answer.url, status=answer.status)
+            if not self._taken:  # else it is the other worker's row, and that was said
+                text = "{url} does not know this node any more ({status})"
+                self._log.warn(text, url=answer.url, status=answer.status)
             self._registered, self._stranger = False, True
         elif answer.status >= 400:
             self._log.warn("a heartbeat failed: {status} {text}", status=answer.status, text=answer.text)
@@ -334,6 +351,11 @@ class Registration(Service):
             return
         self._log.failure("registering and beating ended", failure)
         self._on_refused(RegistrationRefused(f"registering failed: {failure.getErrorMessage()}"))
+
+
+def _one_line(text: str) -> str:
+    """A frontend's words, fit for a log."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)[:_TOLD]
 
 
 def _remedy(answer: FrontendAnswer) -> str:

@@ -91,6 +91,22 @@ class NodesTests(OperatorCase):
         self.assertIn("zone=x", out)
         self.assertRegex(out, r"tiny#0 +loaded +1 +-")
 
+    def test_a_newcomer(self) -> None:
+        """List, show and approve say who waits under a node's name, and what approving does or did (CLUS-8)."""
+        told = "another worker waits under this name from 10.0.0.7; 'localai-dist nodes approve alpha' replaces it"
+        node = {**ALPHA, "newcomer_waiting": True, "registered_from": "10.0.0.5", "newcomer": told}
+        self.answer("GET", "/api/nodes", [node, BETA])
+        self.answer("GET", "/api/nodes/id-a/models", [])
+        self.assertEqual(self.run_command("nodes", "ls")[1].splitlines()[-1], f"alpha: {told}")
+        shown = self.run_command("nodes", "show", "alpha")[1]
+        self.assertRegex(shown, r"registered from +10\.0\.0\.5\n")
+        self.assertRegex(shown, r"newcomer +another worker waits")
+        replaced = {"message": "node approved", "replaced": True, "notice": "it replaces the node of that name"}
+        self.answer("POST", "/api/nodes/id-a/approve", replaced)
+        said = self.run_command("nodes", "approve", "alpha")[1]
+        self.assertEqual(said, "alpha approved: it replaces the node of that name\n")
+        self.assertIn(told, node_finding(node).text)
+
     def test_verbs(self) -> None:
         """Approve, drain, resume and rm take the name or the id, and ask for exactly that node."""
         for words, request in (
@@ -191,6 +207,7 @@ class ModelsTests(OperatorCase):
 
     def test_load_waits_and_tells(self) -> None:
         """A load that takes longer than one request is followed to its end, with its progress."""
+        self.patch(models, "SHOW_EVERY", 60.0)  # no look in between, however slow the thread that asks is
         loading = {"state": "staging", "node": "alpha", "bytes_sent": 2**20, "total_bytes": 2**22, "eta_seconds": 90}
         body = {"error": {"message": "loading", "code": "model_loading", "loading": loading}}
         self.answers["POST", "/backend/load"] = [

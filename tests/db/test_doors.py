@@ -204,6 +204,9 @@ class NodeIdentityTests(FrontendsCase):
         before, connection = await self.everything(), await self.row(node)
         newcomer = await self.register(self.b, boot_id="other", total_vram=10**12, labels={"evil": "yes"})
         self.assertEqual((newcomer["status"], newcomer["id"]), ("pending", node))
+        self.assertIn("exists already (healthy, registered from 127.0.0.1, last heard of", newcomer["message"])
+        for secret in (token, newcomer["tunnel_token"], digest(token)):
+            self.assertNotIn(secret, newcomer["message"])
         await self.refused(403, self.dial(self.b, node, newcomer["tunnel_token"]))
         for route in ("heartbeat", "drain", "deregister"):
             parked = newcomer["tunnel_token"]
@@ -213,7 +216,7 @@ class NodeIdentityTests(FrontendsCase):
         self.assertEqual([row["parked_token_hash"] for row in after[0]], [digest(newcomer["tunnel_token"])])
         for rows in (before, after):
             for row in rows[0]:
-                del row["parked_token_hash"], row["parked_at"]
+                del row["parked_token_hash"], row["parked_at"], row["parked_from"]
         self.assertEqual(after, before)
         self.assertEqual(await self.row(node), connection)
         self.assertTrue(tunnel.is_open)
@@ -427,7 +430,7 @@ class RelayTests(FrontendsCase):
         await self.b.stop_listening()
         self.assertIsInstance(await self.outcome(node), reach.PeerUnreachable)
         session.abort(Exception("pulled"))
-        await until(lambda: not self.b.held.sessions(), "it is released")
+        await until(lambda: self.released(node), "the row says that it is released")
         self.assertIsInstance(await self.outcome(node), reach.Reconnecting)
         await self.pool_.execute("update node_connections set disconnected_at = now() - interval '91 s'")
         self.assertEqual(await self.outcome(node), reach.NoRoute(node, departed=True))

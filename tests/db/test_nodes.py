@@ -10,6 +10,7 @@ from localai_dist.ids import InstanceId, NodeId
 from localai_dist.reach import NoRoute, PeerUnreachable, Reconnecting
 from localai_dist.registry.errors import NotApproved, NotDraining, NotPending, UnknownNode
 from localai_dist.registry.identity import TokenCheck
+from localai_dist.registry.newcomer import Holder
 from localai_dist.registry.nodes import Nodes, RegisterResult
 from localai_dist.registry.ownership import Ownership
 from localai_dist.registry.records import Readings, Registration
@@ -122,10 +123,27 @@ class IdentityTests(NodeCase):
         await self.begin()
         first = await self.register()
         newcomer = await self.register("wrong", boot_id=OTHER_BOOT)
-        node = await self.nodes.approve(first.node.id)
+        approval = await self.nodes.approve(first.node.id)
+        node = approval.node
+        self.assertIsNotNone(approval.replaced)
         self.assertEqual((node.status, node.newcomer_waiting), ("healthy", False))
         self.assertEqual(await self.nodes.authenticate(node.id, newcomer.token), TokenCheck.OK)
         self.assertEqual(await self.nodes.authenticate(node.id, first.token), TokenCheck.WRONG)
+
+    async def test_where_both_came_from_is_known(self) -> None:
+        """Of a node and of the newcomer under its name the address is kept; an approval tells whom it replaced."""
+        await self.begin()
+        first = await self.register(seen_from="10.0.0.5")
+        newcomer = await self.register("wrong", seen_from="10.0.0.7")
+        self.assertEqual((newcomer.node.registered_from, newcomer.node.newcomer_from), ("10.0.0.5", "10.0.0.7"))
+        self.assertIsNotNone(newcomer.node.newcomer_since)
+        approval = await self.nodes.approve(first.node.id)
+        before = Holder("healthy", "10.0.0.5", first.node.last_heartbeat)
+        self.assertEqual(approval.replaced, before)
+        self.assertEqual((approval.node.registered_from, approval.node.newcomer_from), ("10.0.0.7", ""))
+        self.assertIsNone(approval.node.newcomer_since)
+        again = await self.register(newcomer.token, seen_from="10.0.0.8")
+        self.assertEqual((again.parked, again.node.registered_from), (False, "10.0.0.8"))
 
     async def test_an_approved_newcomer_of_a_node_that_left_is_healthy(self) -> None:
         """A worker that lost its identity after a clean stop is healthy once approved, and stays so."""
@@ -136,7 +154,7 @@ class IdentityTests(NodeCase):
         await self.pool_.execute(old)
         newcomer = await self.register(None, boot_id=OTHER_BOOT)
         self.assertTrue(newcomer.parked)
-        node = await self.nodes.approve(first.node.id)
+        node = (await self.nodes.approve(first.node.id)).node
         self.assertEqual((node.status, node.left_at), ("healthy", None))
         self.assertEqual(await self.nodes.mark_stale_offline(60.0), [])
         await self.pool_.execute(old)
@@ -149,8 +167,9 @@ class IdentityTests(NodeCase):
         await self.begin()
         first = await self.register(approve=False)
         newcomer = await self.register("wrong", approve=False)
-        node = await self.nodes.approve(first.node.id)
-        self.assertTrue(node.newcomer_waiting)
+        approval = await self.nodes.approve(first.node.id)
+        node = approval.node
+        self.assertEqual((node.newcomer_waiting, approval.replaced), (True, None))
         self.assertEqual(await self.nodes.authenticate(node.id, first.token), TokenCheck.OK)
         self.assertEqual(await self.nodes.authenticate(node.id, newcomer.token), TokenCheck.PENDING)
 
@@ -212,7 +231,7 @@ class ApprovalTests(NodeCase):
         await self.pool_.execute("update backend_nodes set last_heartbeat = now() - interval '1 hour'")
         self.assertEqual(await self.nodes.mark_stale_offline(60), [])
         self.assertEqual(await self.status(node), "pending")
-        self.assertEqual((await self.nodes.approve(node)).status, "healthy")
+        self.assertEqual((await self.nodes.approve(node)).node.status, "healthy")
 
     async def test_approving_twice_is_refused(self) -> None:
         """Approving what nobody waits for is an error, as is a node that does not exist."""

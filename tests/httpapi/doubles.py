@@ -28,6 +28,7 @@ from localai_dist.loads.status import LoadStatus
 from localai_dist.reach import Unreached
 from localai_dist.registry.errors import NotPending, UnknownNode
 from localai_dist.registry.identity import TokenCheck
+from localai_dist.registry.newcomer import Approval, holder_of
 from localai_dist.registry.nodes import RegisterResult
 from localai_dist.registry.presence import Presence, PresenceState
 from localai_dist.registry.records import Node, Readings, Registration, Replica, SchedulingRow
@@ -104,12 +105,14 @@ class FakeNodes:
         self.said.append(("heartbeat", node_id, readings))
         return node_id == NODE if node_id in self.rows else None
 
-    async def approve(self, node_id: NodeId) -> Node:
+    async def approve(self, node_id: NodeId) -> Approval:
         node = self._known(node_id)
-        if node.approved:
-            raise NotPending(node_id)
-        self.rows[node_id] = approved = replace(node, approved=True, status="healthy")
-        return approved
+        if node.approved and not node.newcomer_waiting:
+            raise NotPending(node.name)
+        waiting = node.newcomer_waiting and not node.approved
+        changes = {"newcomer_waiting": waiting, "registered_from": node.newcomer_from if node.approved else ""}
+        self.rows[node_id] = replace(node, approved=True, status="healthy", **changes)
+        return Approval(self.rows[node_id], holder_of(node) if node.approved else None)
 
     async def drain(self, node_id: NodeId) -> Node:
         self.said.append(("drain", node_id))

@@ -41,7 +41,12 @@ class RegisterTests(SynchronousTestCase):
             },
         )
         registration = Registration(
-            "box", total_vram=8, labels={"a": "b"}, boot_id="b1", token_hash=digest(REGISTRATION)
+            "box",
+            total_vram=8,
+            labels={"a": "b"},
+            boot_id="b1",
+            token_hash=digest(REGISTRATION),
+            seen_from="192.168.1.1",
         )
         self.assertEqual(world.api.nodes.said, [("register", registration, False, "mine", False)])  # type: ignore[attr-defined]
 
@@ -51,7 +56,28 @@ class RegisterTests(SynchronousTestCase):
         """
         world = World(auto_approve=True)
         world.api.nodes.parked = True  # type: ignore[attr-defined]
-        self.assertEqual(world.node("POST", "/api/node/register", {"name": "box"}).json["status"], "pending")
+        told = world.node("POST", "/api/node/register", {"name": "box"}).json
+        self.assertEqual(told["status"], "pending")
+        self.assertIn("a node named box exists already", told["message"])
+        self.assertIn("'localai-dist nodes approve box' replaces it", told["message"])
+        self.assertNotIn(told["tunnel_token"], told["message"])
+
+    def test_where_it_came_from(self) -> None:
+        """
+        The address of a registration is the connection's, with what its proxies say before it, bounded and readable.
+        """
+        for claimed, seen in (
+            (None, "192.168.1.1"),
+            ("10.0.0.7, 10.9.9.9", "10.0.0.7 by way of 192.168.1.1"),
+            ("a" * 999, "a" * 64 + " by way of 192.168.1.1"),
+            ("\xe9", "192.168.1.1"),
+            ("", "192.168.1.1"),
+        ):
+            world = World()
+            proxy = {} if claimed is None else {"x_forwarded_for": claimed}
+            got = world.send("POST", "/api/node/register", {"name": "box"}, key=REGISTRATION, **proxy)
+            self.assertEqual(got.status, 201)
+            self.assertEqual(world.api.nodes.said[0][1].seen_from, seen)  # type: ignore[attr-defined]
 
     def test_token(self) -> None:
         """
@@ -264,6 +290,22 @@ class AdminTests(SynchronousTestCase):
         self.assertEqual(world.ended, [NODE])
         self.assertEqual(world.send("POST", "/api/nodes/box/approve").status, 400)
         self.assertEqual(world.ended, [NODE])
+
+    def test_a_newcomer_is_seen_and_approved_knowingly(self) -> None:
+        """
+        Who waits under a node's name, and what approving does, is in the node's object; the approval's answer says whom
+        it replaced (CLUS-8).
+        """
+        world = World()
+        waiting = make_node(newcomer_waiting=True, registered_from="10.0.0.5", newcomer_from="10.0.0.7")
+        world.api.nodes.rows[NODE] = waiting  # type: ignore[attr-defined]
+        for shown in (world.send("GET", "/api/nodes/box").json, world.send("GET", "/api/nodes").json[0]):
+            self.assertEqual((shown["registered_from"], shown["newcomer_from"]), ("10.0.0.5", "10.0.0.7"))
+            self.assertIn("from 10.0.0.7; 'localai-dist nodes approve box' replaces it", shown["newcomer"])
+        got = world.send("POST", "/api/nodes/box/approve").json
+        self.assertEqual((got["message"], got["replaced"]), ("node approved", True))
+        self.assertIn("it replaces the node of that name (healthy, registered from 10.0.0.5", got["notice"])
+        self.assertNotIn("newcomer", world.send("GET", "/api/nodes/box").json)
 
     def test_drain_and_resume(self) -> None:
         """

@@ -10,6 +10,7 @@ from typing import Any
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.error import ConnectionRefusedError
 from twisted.internet.task import Clock
+from twisted.logger import LogEvent, Logger, formatEvent
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 from twisted.web.client import ResponseDone, ResponseNeverReceived
@@ -213,6 +214,30 @@ class WhyNotTests(RegistrationCase):
         self.registration.startService()
         self.clock.advance(10)
         self.assertEqual(self.registration.why_not(), "waits for approval: localai-dist nodes approve box")
+
+    def test_a_name_that_is_taken(self) -> None:
+        """
+        A worker whose name another one has says so once, with the frontend's words, in its log and on /readyz; and
+        that it was admitted afterwards (CLUS-8).
+        """
+        events: list[LogEvent] = []
+        self.patch(Registration, "_log", Logger(observer=events.append))
+        taken = {"id": "node-1", "status": "pending", "tunnel_token": "parked", "message": "box exists\nalready"}
+        self.agent.rules = {"register": (201, taken), "heartbeat": 403}
+        self.registration.startService()
+        for _ in range(6):
+            self.clock.advance(10)
+        self.assertGreater([path.rpartition("/")[2] for path in self.agent.paths()].count("register"), 2)
+        [said] = [formatEvent(event) for event in events]
+        self.assertIn("the name box is taken, and this worker waits: box exists already", said)
+        self.assertNotIn("parked", said)
+        command = "waits for approval: localai-dist nodes approve box"
+        self.assertEqual(self.registration.waiting(), f"{command}; box exists already")
+        self.agent.rules = {"register": self.accept(), "heartbeat": 200}
+        for _ in range(4):
+            self.clock.advance(10)
+        self.assertEqual((self.registration.status, self.registration.waiting()), ("healthy", command))
+        self.assertIn("registered with", formatEvent(events[-1]))
 
     def test_an_admitted_newcomer_registers_once_more(self) -> None:
         """A newcomer that was handed the name registers again, so that its row tells of its own process."""

@@ -88,12 +88,9 @@ def node_finding(node: dict[str, Any]) -> Finding:
     if status == "pending" or not node.get("approved", True):
         return Finding(False, name, f"waits for approval: localai-dist nodes approve {node.get('name')}")
     if node.get("newcomer_waiting"):
-        return Finding(
-            False,
-            name,
-            "another worker registered under its name and waits; if it is to take over: localai-dist nodes approve "
-            f"{node.get('name')}",
-        )
+        told = node.get("newcomer") or "another worker registered under its name and waits"
+        command = f"localai-dist nodes approve {node.get('name')}"
+        return Finding(False, name, f"{told}; if it is to take over: {command}")
     if node.get("left_at") and status == "offline":
         return Finding(True, name, "left on purpose: its worker was stopped")
     remedies = {

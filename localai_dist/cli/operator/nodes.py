@@ -41,6 +41,9 @@ def list_nodes(asked: Asked) -> None:
     ]
     columns = ["name", "type", "status", "tunnel", "heartbeat", "models", "in flight", "vram free"]
     show.table(columns, rows, empty="no nodes: start a worker with LOCALAI_REGISTER_TO set to this frontend")
+    for node in answer or []:
+        if node.get("newcomer"):
+            click.echo(f"\n{node.get('name')}: {node['newcomer']}")
 
 
 @nodes.command("show")
@@ -62,6 +65,8 @@ def show_node(asked: Asked, node: str) -> None:
             ("status", status_of(found)),
             ("tunnel", tunnel_of(found)),
             ("heartbeat", show.age(found.get("last_heartbeat"), now)),
+            ("registered from", str(found.get("registered_from") or "-")),
+            *([("newcomer", str(found["newcomer"]))] if found.get("newcomer") else []),
             ("vram free", show.amount(found, "available_vram", "total_vram")),
             ("ram free", show.amount(found, "available_ram", "total_ram")),
             ("disk free", show.amount(found, "available_disk", "total_disk")),
@@ -87,14 +92,15 @@ def _act(asked: Asked, node: str, method: str, verb: str, done: str) -> None:
     if asked.as_json:
         show.json_text(answer)
     else:
-        click.echo(f"{found['name']} {done}")
+        notice = answer.get("notice") if isinstance(answer, dict) else None
+        click.echo(f"{found['name']} {done}" + (f": {notice}" if notice else ""))
 
 
 @nodes.command()
 @click.argument("node")
 @pass_asked
 def approve(asked: Asked, node: str) -> None:
-    """Admit a pending node (by NAME or id)."""
+    """Admit a pending node (by NAME or id), or replace a node by the newcomer that waits under its name."""
     _act(asked, node, "POST", "/approve", "approved")
 
 

@@ -23,12 +23,12 @@ from backend_nodes where name = %(name)s for update;
 insert into backend_nodes (name, node_type, status, approved_at, token_hash, node_token_hash, boot_id,
     total_vram, available_vram, total_ram, available_ram, total_disk, available_disk,
     gpu_vendor, gpu_compute_capability, capability, max_replicas_per_model, vram_budget, vram_budget_bytes,
-    last_heartbeat)
+    registered_from, last_heartbeat)
 values (%(name)s, %(node_type)s, case when %(approve)s then 'healthy' else 'pending' end,
     case when %(approve)s then now() end, %(token_hash)s, %(node_token_hash)s, %(boot_id)s,
     %(total_vram)s, %(available_vram)s, %(total_ram)s, %(available_ram)s, %(total_disk)s, %(available_disk)s,
     %(gpu_vendor)s, %(gpu_compute_capability)s, %(capability)s, %(max_replicas_per_model)s, %(vram_budget)s,
-    %(vram_budget_bytes)s, now())
+    %(vram_budget_bytes)s, %(seen_from)s, now())
 on conflict (name) do nothing
 returning id;
 
@@ -50,14 +50,16 @@ update backend_nodes set
     gpu_vendor = %(gpu_vendor)s, gpu_compute_capability = %(gpu_compute_capability)s, capability = %(capability)s,
     max_replicas_per_model = case when max_replicas_per_model_manually_set then max_replicas_per_model
                                   else %(max_replicas_per_model)s end,
-    vram_budget = %(vram_budget)s, vram_budget_bytes = %(vram_budget_bytes)s,
+    vram_budget = %(vram_budget)s, vram_budget_bytes = %(vram_budget_bytes)s, registered_from = %(seen_from)s,
     last_heartbeat = now(), updated_at = now()
 where id = %(id)s;
 
 -- name: park
 -- A newcomer under a known name: its token's hash waits beside the node; nothing else changes.
 -- acts: none
-update backend_nodes set parked_token_hash = %(parked_token_hash)s, parked_at = now() where id = %(id)s;
+update backend_nodes
+set parked_token_hash = %(parked_token_hash)s, parked_at = now(), parked_from = %(parked_from)s
+where id = %(id)s;
 
 -- name: drop_replicas
 -- The worker restarted or left: what it had loaded is gone with it.
@@ -75,19 +77,27 @@ join backend_nodes n on n.id = held.id
 where n.approved_at is not null and (%(loose)s or n.node_token_hash = held.digest);
 
 -- name: approve
--- A pending node is approved; else a waiting newcomer takes the identity over. Nothing when neither waits.
+-- A pending node is approved; else a waiting newcomer takes the identity over. Nothing when neither waits. The row tells
+-- whom it replaced.
 -- The newcomer registered, so it runs: what the row says of the worker before it (left, silent) ends with the hand-over.
 -- acts: none
-update backend_nodes set
-    status = case when approved_at is null or status = 'offline' then 'healthy' else status end,
-    left_at = case when approved_at is null then left_at end,
-    last_heartbeat = case when approved_at is null then last_heartbeat else now() end,
-    node_token_hash = case when approved_at is null then node_token_hash else parked_token_hash end,
-    parked_token_hash = case when approved_at is null then parked_token_hash else '' end,
-    parked_at = case when approved_at is null then parked_at end,
+with before as (
+    select id, approved_at is not null as replaced, status, registered_from, last_heartbeat
+    from backend_nodes where id = %(id)s for update
+)
+update backend_nodes n set
+    status = case when n.approved_at is null or n.status = 'offline' then 'healthy' else n.status end,
+    left_at = case when n.approved_at is null then n.left_at end,
+    last_heartbeat = case when n.approved_at is null then n.last_heartbeat else now() end,
+    node_token_hash = case when n.approved_at is null then n.node_token_hash else n.parked_token_hash end,
+    registered_from = case when n.approved_at is null then n.registered_from else n.parked_from end,
+    parked_token_hash = case when n.approved_at is null then n.parked_token_hash else '' end,
+    parked_from = case when n.approved_at is null then n.parked_from else '' end,
+    parked_at = case when n.approved_at is null then n.parked_at end,
     approved_at = now(), updated_at = now()
-where id = %(id)s and (approved_at is null or parked_token_hash <> '')
-returning id;
+from before
+where n.id = before.id and (n.approved_at is null or n.parked_token_hash <> '')
+returning before.replaced, before.status, before.registered_from, before.last_heartbeat;
 
 -- name: heartbeat
 -- A sign of life. Only stale-heartbeat `offline` of an approved node that did not leave ends by it: never `pending`,

@@ -1,0 +1,1 @@
+A worker that registers under a name another one has is told so: its log, its /readyz, `nodes ls`, `nodes show` and `doctor` say who has the name, from which address both registered, when the first one was last heard of, and that approving the second one replaces the first; `nodes approve` says whom it replaced.
