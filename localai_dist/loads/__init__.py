@@ -13,6 +13,7 @@ Reading order (the first seven are pure)::
     flight.py     the waiters of one model;  watch.py  a load that another frontend runs
     lookout.py    orphans, offered jobs, cancelled jobs without an owner
     retire.py     replicas of older configurations;  leftovers.py  unfinished files of deleted models
+    tables.py     what of all this is in the database
     unload.py     taking replicas off
     service.py    Loads: ensure, status, jobs, cancel, unload
 

@@ -17,7 +17,6 @@ from twisted.logger import Logger
 
 from localai_dist.catalog.model import ModelConfig
 from localai_dist.ids import InstanceId, NodeId
-from localai_dist.loads.endings import Endings
 from localai_dist.loads.errors import LoadFailed, Offered, StillLoading, TakenOver
 from localai_dist.loads.fleet import Fleet, NodesLike, PresenceLike, ReplicasLike, SchedulingLike
 from localai_dist.loads.flight import Flight, WaitOver
@@ -25,11 +24,11 @@ from localai_dist.loads.job import LoadJob
 from localai_dist.loads.lack import Resort
 from localai_dist.loads.leftovers import Leftovers
 from localai_dist.loads.lookout import Lookout
-from localai_dist.loads.retire import Retirement, RetirementTable
+from localai_dist.loads.retire import Retirement
 from localai_dist.loads.rows import Claim, JobRow, PoolLike
 from localai_dist.loads.speed import eta_range
 from localai_dist.loads.status import JobState, LoadStatus
-from localai_dist.loads.table import JobTable
+from localai_dist.loads.tables import Tables, make_tables
 from localai_dist.loads.tools import ConnectBackend, LoadSettings, StagerLike, Tools, VerbsLike
 from localai_dist.loads.unload import Unloaded, stop_strays, unload_replicas
 from localai_dist.loads.watch import Seen, watch
@@ -59,6 +58,7 @@ class Loads:
             replicas of older configurations.
         is_gone: whether this frontend has no file of a model, not even a broken one: for ending its load, and for
             stopping its replicas when no other frontend serves it. None: whatever can't be found is gone.
+        tables: what stands for the database's own; None = the pool's.
     """
 
     log = Logger()
@@ -79,24 +79,16 @@ class Loads:
         settings: LoadSettings,
         find_model: Callable[[str], ModelConfig | None] = lambda name: None,
         is_gone: Callable[[str], bool] | None = None,
-        table: JobTable | None = None,
-        endings: Endings | None = None,
-        retirement_table: RetirementTable | None = None,
+        tables: Tables | None = None,
     ) -> None:
-        self._clock = clock
-        self._settings = settings
         self._find_model = find_model
         self._is_gone = is_gone or (lambda name: find_model(name) is None)
-        self._fleet = Fleet(nodes, replicas, scheduling, ownership, settings.grace)
-        self._table = table or JobTable(
-            pool, instance, live_window=settings.live_window, orphan_after=settings.orphan_after
-        )
-        self._endings = endings or Endings(pool)
+        tables = tables or make_tables(pool, instance, settings)
         self._tools = Tools(
             instance=instance,
-            table=self._table,
-            endings=self._endings,
-            fleet=self._fleet,
+            table=tables.jobs,
+            endings=tables.endings,
+            fleet=Fleet(nodes, replicas, scheduling, ownership, settings.grace),
             verbs=verbs,
             stager=stager,
             connect_backend=connect_backend,
@@ -106,8 +98,7 @@ class Loads:
         self._flights: dict[str, Flight] = {}
         self._jobs: dict[str, LoadJob] = {}
         self._lookout = Lookout(self._tools, find_model=find_model, busy=self._driven, adopt=self._adopt)
-        retired = retirement_table or RetirementTable(pool, instance, settings.live_window)
-        self._retirement = Retirement(self._tools, find_model, self._is_gone, retired)
+        self._retirement = Retirement(self._tools, find_model, self._is_gone, tables.retirement)
         self._leftovers = Leftovers(self._tools, self._is_gone)
         self._stopping = False
         self.on_ended: Callable[[str], None] = lambda model: None
@@ -144,13 +135,13 @@ class Loads:
             NoPlace: no node can take the model; the text says what each lacks.
             Unreached: the nodes that could can't be reached, or the database did not answer.
         """
-        until = None if wait is None else self._clock.seconds() + wait
+        until = None if wait is None else self._tools.clock.seconds() + wait
         while True:
             replica = await self._warm(model)
             if replica is not None:
                 return replica
             flight = self._flights.get(model.name) or self._prepare(model)
-            left = None if until is None else max(0.0, until - self._clock.seconds())
+            left = None if until is None else max(0.0, until - self._tools.clock.seconds())
             try:
                 replica = await self._wait(flight, left)
             except (CancelledError, StillLoading):
@@ -170,7 +161,7 @@ class Loads:
             Unreached: the database did not answer.
         """
         try:
-            row = await self._table.read(model_name)
+            row = await self._tools.table.read(model_name)
         except StoreUnavailable as error:
             raise Unreached(RegistryUnknown(str(error))) from error
         return None if row is None else await self._told(row)
@@ -178,7 +169,7 @@ class Loads:
     async def jobs(self) -> list[LoadStatus]:
         """Every load of every frontend, the oldest first; raises as ``status``."""
         try:
-            rows = await self._table.all()
+            rows = await self._tools.table.all()
         except StoreUnavailable as error:
             raise Unreached(RegistryUnknown(str(error))) from error
         return [await self._told(row) for row in rows]
@@ -191,7 +182,7 @@ class Loads:
             Unreached: the database did not answer.
         """
         try:
-            marked = await self._table.cancel(model_name, reason)
+            marked = await self._tools.table.cancel(model_name, reason)
         except StoreUnavailable as error:
             raise Unreached(RegistryUnknown(str(error))) from error
         job = self._jobs.get(model_name)
@@ -238,7 +229,7 @@ class Loads:
             Unreached: a worker could not be asked, or the database did not answer.
         """
         try:
-            gone = await unload_replicas(self._tools.verbs, self._fleet.replicas, model_name, node)
+            gone = await unload_replicas(self._tools.verbs, self._tools.fleet.replicas, model_name, node)
             if gone or node is None or await self._loads_on(model_name, node):
                 return gone
             return await stop_strays(self._tools.verbs, model_name, node)
@@ -251,7 +242,7 @@ class Loads:
 
     async def _warm(self, model: ModelConfig) -> Replica | None:
         try:
-            return await self._fleet.warm(Need(model.name, model.revision))
+            return await self._tools.fleet.warm(Need(model.name, model.revision))
         except StoreUnavailable as error:
             raise Unreached(RegistryUnknown(str(error))) from error
 
@@ -261,7 +252,7 @@ class Loads:
             self._begin(flight)  # only now: its ending must find this waiter, however soon it comes
         timer: IDelayedCall | None = None
         if seconds is not None:
-            timer = self._clock.callLater(seconds, flight.give_up, waiter)
+            timer = self._tools.clock.callLater(seconds, flight.give_up, waiter)
         try:
             return await waiter
         except WaitOver:
@@ -275,7 +266,7 @@ class Loads:
         if not row.node or row.state not in (JobState.STAGING, JobState.LOADING):
             return row.status
         try:
-            past = await self._endings.recent(row.node)
+            past = await self._tools.endings.recent(row.node)
         except StoreUnavailable:
             return row.status
         loading = row.state is JobState.LOADING
@@ -294,7 +285,7 @@ class Loads:
     def _prepare(self, model: ModelConfig) -> Flight:
         if self._stopping:
             raise LoadFailed("this frontend is stopping; ask another one")
-        flight = self._flights[model.name] = Flight(model, self._clock.seconds())
+        flight = self._flights[model.name] = Flight(model, self._tools.clock.seconds())
         return flight
 
     def _begin(self, flight: Flight) -> None:
@@ -340,22 +331,22 @@ class Loads:
 
     async def _claim(self, model: ModelConfig) -> Claim | None:
         try:
-            return await self._table.claim(model) or await self._last_resort(model)
+            return await self._tools.table.claim(model) or await self._last_resort(model)
         except StoreUnavailable as error:
             raise Unreached(RegistryUnknown(str(error))) from error
 
     async def _last_resort(self, model: ModelConfig) -> Claim | None:
         """The claim of a job that this frontend lacks something for, when no other one is the better choice."""
-        row = await self._table.read(model.name)
-        if row is None or row.resort(self._tools.instance, self._settings.offer) is not Resort.RUN:
+        row = await self._tools.table.read(model.name)
+        if row is None or row.resort(self._tools.instance, self._tools.settings.offer) is not Resort.RUN:
             return None
-        return await self._table.claim_lacking(model, row)
+        return await self._tools.table.claim_lacking(model, row)
 
     async def _run(self, model: ModelConfig, claim: Claim) -> bool:
         """Run the attempt; False when it was not needed after all, or was taken over; raises ``Offered`` too."""
         # Another frontend's load may have ended between our look and our claim: its row is gone, its replica is there.
         if await self._warm(model) is not None:
-            await self._table.drop(claim)
+            await self._tools.table.drop(claim)
             return False
         job = LoadJob(self._tools, model, claim, was_served=self._find_model(model.name) is not None)
         self._jobs[model.name] = job
@@ -371,11 +362,11 @@ class Loads:
 
     async def _is_last_resort(self, name: str) -> bool:
         """Whether an offered job is this frontend's all the same; one that is nobody's is refused."""
-        row = await self._table.read(name)
+        row = await self._tools.table.read(name)
         if row is None:
             return False
         await self._lookout.refuse_if_hopeless(row)
-        return row.resort(self._tools.instance, self._settings.offer) is Resort.RUN
+        return row.resort(self._tools.instance, self._tools.settings.offer) is Resort.RUN
 
     def _driven(self) -> Collection[str]:
         return self._flights.keys()

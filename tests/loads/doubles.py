@@ -20,6 +20,7 @@ from localai_dist.loads.rows import Claim, JobRow, Loaded, Measured
 from localai_dist.loads.service import Loads
 from localai_dist.loads.speed import PastLoad, eta
 from localai_dist.loads.status import JobState, LoadStatus
+from localai_dist.loads.tables import Tables
 from localai_dist.loads.tools import LoadSettings
 from localai_dist.reach import Outcome, Unreached, may_reap
 from localai_dist.registry.presence import Presence, PresenceState
@@ -559,9 +560,11 @@ def frontend(
         settings=LoadSettings(**settings),
         find_model=find_model,
         is_gone=is_gone,
-        table=MemoryTable(database, instance),  # type: ignore[arg-type]
-        endings=MemoryEndings(database),  # type: ignore[arg-type]
-        retirement_table=MemoryRetirement(database, instance),  # type: ignore[arg-type]
+        tables=Tables(
+            MemoryTable(database, instance),  # type: ignore[arg-type]
+            MemoryEndings(database),  # type: ignore[arg-type]
+            MemoryRetirement(database, instance),  # type: ignore[arg-type]
+        ),
     )
 
 

@@ -175,13 +175,13 @@ class ColdLoadTests(LoadsCase):
         """
         A claim made just after another frontend's load ended does not load the model twice.
         """
-        claim = self.one._table.claim
+        claim = self.one._tools.table.claim
 
         async def late_claim(key: str) -> Any:
             self.database.add_replica(self.node, self.model)
             return await claim(key)
 
-        self.one._table.claim = late_claim  # type: ignore[method-assign]
+        self.one._tools.table.claim = late_claim  # type: ignore[method-assign]
         self.successResultOf(self.ensure(self.one))
         self.assert_steps()
         self.assertEqual(self.database.jobs, {})
