@@ -28,6 +28,7 @@ import psycopg2
 
 from localai_dist.errors import LocalAIDistError
 from localai_dist.testing.postgres_binaries import Binaries, PostgresMissing, candidates, embedded_trees
+from localai_dist.testing.postgres_processes import await_end, end_all
 
 SUPERUSER = "postgres"
 UNPRIVILEGED = "nobody"  # initdb wants a passwd entry; this one is everywhere
@@ -167,6 +168,8 @@ class PostgresServer:
         if process is not None and process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+            assert self._home is not None
+            end_all(self._home / "data", STOP_WITHIN)
 
     def restart(self) -> None:
         """Stop and start; the URL stays the same."""
@@ -353,33 +356,12 @@ def _major_of(data: Path) -> int | None:
 
 
 def _await_predecessor(data: Path) -> None:
-    """Wait until a server that was told to end (its parent died) has ended; a zombie has."""
+    """Wait until a server that was told to end (its parent died), or was killed, has ended with all its children."""
     lock = data / "postmaster.pid"
-    end = time.monotonic() + STOP_WITHIN
-    while lock.exists():
-        pid = _first_number(lock)
-        if pid is None or not _lives(pid):
-            lock.unlink(missing_ok=True)
-            return
-        if time.monotonic() > end:
-            raise PostgresFailed(f"another PostgreSQL (pid {pid}) runs on {data}: stop it first")
-        time.sleep(0.05)
-
-
-def _first_number(lock: Path) -> int | None:
-    try:
-        return int(lock.read_text().split("\n", 1)[0])
-    except (FileNotFoundError, ValueError):
-        return None
-
-
-def _lives(pid: int) -> bool:
-    """Whether that process runs, is no zombie and is a PostgreSQL (pids are used again after a reboot)."""
-    try:
-        name, state = Path(f"/proc/{pid}/stat").read_text().split("(", 1)[1].rsplit(")", 1)
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return name.startswith(("postgres", "postmaster")) and state.split()[0] not in "ZX"
+    if lock.exists():
+        if left := await_end(data, STOP_WITHIN):
+            raise PostgresFailed(f"another PostgreSQL (pid {left[0]}) runs on {data}: stop it first")
+        lock.unlink(missing_ok=True)
 
 
 def _ended(process: subprocess.Popen[bytes], number: signal.Signals, seconds: float) -> bool:

@@ -15,8 +15,10 @@ from pathlib import Path
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from localai_dist.errors import UserMistake
-from localai_dist.testing.postgres import Account, PostgresServer, account, reachable
+from localai_dist.testing import postgres
+from localai_dist.testing.postgres import Account, PostgresFailed, PostgresServer, account, reachable
 from localai_dist.testing.postgres_binaries import PostgresMissing, candidates
+from localai_dist.testing.postgres_processes import end_all, running_on
 
 START = """
 import sys, time
@@ -86,6 +88,32 @@ class ServerTests(SynchronousTestCase):
         again = self.server(folder)
         again.start()
         self.assertEqual(again.run("select 1 from pg_database where datname = 'kept'"), [(1,)])
+
+    def test_a_crash_leaves_no_process(self) -> None:
+        """After a crash nothing of the server runs; while a child of it still does, no other one starts (WALK-3)."""
+        folder = self.folder()
+        self.addCleanup(lambda: end_all(data, 5.0))
+        server = self.server(folder)
+        server.start()
+        assert server._home is not None
+        data = server._home / "data"
+        self.assertGreater(len(running_on(data)), 1)
+        server.kill()
+        self.assertEqual(running_on(data), [])
+
+        server.start()
+        assert server._process is not None
+        child = next(pid for pid in running_on(data) if pid != server.pid)
+        os.kill(child, signal.SIGSTOP)
+        server._process.kill()  # the server alone
+        server._process.wait()
+        impatient = self.patch(postgres, "STOP_WITHIN", 0.0)
+        self.assertRaises(PostgresFailed, server.start)
+        impatient.restore()
+        os.kill(child, signal.SIGCONT)
+        server.start()
+        self.assertEqual(server.run("select 1"), [(1,)])
+        self.assertNotIn(child, running_on(data))
 
     def test_it_ends_with_who_started_it(self) -> None:
         """SIGKILL of the parent ends the server by itself; the next one can take the folder over at once (WALK-3)."""
