@@ -104,7 +104,7 @@ class NodesTests(OperatorCase):
         replaced = {"message": "node approved", "replaced": True, "notice": "it replaces the node of that name"}
         self.answer("POST", "/api/nodes/id-a/approve", replaced)
         said = self.run_command("nodes", "approve", "alpha")[1]
-        self.assertEqual(said, "alpha approved: it replaces the node of that name\n")
+        self.assertEqual(said, "alpha approved\nalpha: it replaces the node of that name\n")
         self.assertIn(told, node_finding(node).text)
 
     def test_verbs(self) -> None:

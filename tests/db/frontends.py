@@ -243,6 +243,11 @@ class FrontendsCase(DatabaseTestCase):
         """The node's connection row."""
         return await self.pool_.fetch_one("select * from node_connections where node_id = %(n)s", {"n": node})
 
+    async def released(self, node: NodeId) -> bool:
+        """Whether nobody owns the node's tunnel, by the row: a frontend lets go first and says so then."""
+        row = await self.row(node)
+        return row is not None and row["owner_instance_id"] == ""
+
 
 def monitor_of(nodes: Nodes, ownership: Ownership, *, clock: Any = reactor) -> HealthMonitor:
     """A health monitor whose departures nobody hears."""

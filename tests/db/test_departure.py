@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from localai_dist.ids import NodeId
 from localai_dist.relay.forward import GrpcTarget
 from localai_dist.testing.memory import Recorder
 from tests.db.case import until
@@ -43,8 +42,3 @@ class DepartureTests(FrontendsCase):
         await self.a.monitor.look()
         self.assertEqual(set(self.a.forwarder._owners), {other})
         await self.works(self.a, other)
-
-    async def released(self, node: NodeId) -> bool:
-        """Whether nobody owns the node's tunnel."""
-        row = await self.row(node)
-        return row is not None and row["owner_instance_id"] == ""

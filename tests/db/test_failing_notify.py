@@ -49,6 +49,7 @@ class FailingNotifyTests(BusFrontendCase):
         assert old.token
         tunnel = await two.hold(old.node.id, old.token)
         await until(lambda: two.bus.publisher.published.dropped == 1, "the claim can't be told")
+        await self.quiet()
         fact = await one.ownership.route(old.node.id, grace=90.0)
         self.assertEqual((fact.owner, tunnel.closed_here), ("two", False))
 

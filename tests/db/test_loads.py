@@ -81,6 +81,14 @@ class LoadsTests(DatabaseTestCase):
         """A request that waits without end."""
         return Deferred.fromCoroutine(loads.ensure(self.model, wait=None))
 
+    async def wait_here(self, loads: Loads, requests: int) -> None:
+        """Until so many requests wait for the load: one that was only begun may still ask what is loaded."""
+        await until(lambda: "tiny" in loads._flights and loads._flights["tiny"].waiting == requests, "all of them wait")
+
+    async def watches(self, loads: Loads) -> None:
+        """Until a frontend has seen the job that another one runs: one that was only asked has not."""
+        await until(lambda: getattr(loads._flights.get("tiny"), "_pausing", None) is not None, "it watches the job")
+
     async def jobs(self) -> list[dict[str, Any]]:
         """The job rows."""
         return await self.pool_.fetch("select * from model_load_jobs")
@@ -103,6 +111,8 @@ class LoadsTests(DatabaseTestCase):
         self.workers.install = InstallReply(False, error="no such backend")
         requests = [self.ensure(loads) for loads in (one, two) * 5]
         await until(lambda: "install" in self.workers.steps, "the install begins")
+        for loads in (one, two):
+            await self.wait_here(loads, 5)
         gate.callback(None)
         results = await DeferredList(requests, consumeErrors=True)
         self.assertEqual({result.type for _, result in results}, {LoadFailed})
@@ -191,7 +201,8 @@ class LoadsTests(DatabaseTestCase):
         waiting = [self.ensure(one), self.ensure(one)]
         await until(lambda: "stage" in self.workers.steps, "the staging begins")
         waiting.append(self.ensure(two))
-        await until(lambda: "tiny" in two._flights, "the other frontend waits")
+        await self.wait_here(one, 2)
+        await self.watches(two)
         self.assertTrue(await two.cancel("tiny", "by ann"))
         results = await DeferredList(waiting, consumeErrors=True)
         self.assertEqual({result.type for _, result in results}, {LoadCancelled})
@@ -203,8 +214,12 @@ class LoadsTests(DatabaseTestCase):
         """Every session of the database is killed while a model is staged: one load, one replica (LOAD-9)."""
         one, two = await self.begin()
         gate = self.workers.gates["stage"] = Deferred()
-        waiting = [self.ensure(loads) for loads in (one, two) * 3]
+        waiting = [self.ensure(one) for _ in range(3)]
         await until(lambda: "stage" in self.workers.steps, "the staging begins")
+        waiting += [self.ensure(two) for _ in range(3)]
+        for loads in (one, two):
+            await self.wait_here(loads, 3)
+        await self.watches(two)
         other = await self.pool(size=1)
         kill = (
             "select count(pg_terminate_backend(pid)) as n from pg_stat_activity"

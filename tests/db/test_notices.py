@@ -101,6 +101,10 @@ class BusFrontendCase(DatabaseTestCase):
         await frontend.start()
         return frontend
 
+    async def quiet(self) -> None:
+        """Until no statement is under way: the look at an identity right after its attach is over."""
+        await until(lambda: len(self.pool_._idle) == len(self.pool_._open) > 0, "nothing is asked any more")
+
 
 class NoticesTests(BusFrontendCase):
     """Two frontends."""
@@ -154,6 +158,7 @@ class NoticesTests(BusFrontendCase):
         one, two = await self.begin()
         node = await self.register(one.nodes, "a")
         tunnel = await two.hold(node.node.id, node.token)
+        await self.quiet()
         two.believes(NodeId("n"), "one")
         await one.nodes.remove(node.node.id)
         await self.deafen(two)

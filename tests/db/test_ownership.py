@@ -112,7 +112,7 @@ class PresenceTests(OwnershipCase):
         assert left is not None and ends is not None and route.presence.disconnected_at is not None
         self.assertTrue(GRACE - 30 < left <= GRACE)
         self.assertEqual((ends - route.presence.disconnected_at).total_seconds(), GRACE)
-        await self.age_loss(N1, GRACE - 1)
+        await self.age_loss(N1, GRACE - 10)
         self.assertEqual(await self.state(N1), PresenceState.RECONNECTING)
         await self.age_loss(N1, GRACE + 1)
         self.assertEqual(await self.state(N1), PresenceState.DEPARTED)

@@ -165,9 +165,11 @@ class LossTests(DatabaseTestCase):
     async def test_terminated_connections_come_back(self) -> None:
         """Every connection ended by the server: the pool is whole again without a restart and without a traceback."""
         pool = await self.pool(size=3, application_name="loss")
+        await until(lambda: len(pool._open) == 3, "all three are open")
+        before = set(pool._open)
         shared().server.run("select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'loss'")
-        await until(lambda: not pool.healthy, "the loss is noticed")
-        await until(lambda: pool.healthy, "a connection is back")
+        await until(lambda: not pool._open & before, "each loss is noticed")
+        await until(lambda: len(pool._open) == 3, "the pool is whole again")
         self.assertEqual(await pool.fetch("select 1 as one"), [{"one": 1}])
 
     async def test_only_live_connections_are_lent(self) -> None:

@@ -22,6 +22,7 @@ class RestartTests(OwnServerCase):
         missed: list[int] = []
         await listener.listen("changes", heard.append)
         listener.on_reconnect(lambda: missed.append(listener.connects))
+        await until(lambda: len(pool._open) == 2, "the pool is whole")
         descriptors = len(os.listdir("/proc/self/fd"))
         for round_ in range(5):
             if round_ % 2:
@@ -81,7 +82,7 @@ class ListenerTests(DatabaseTestCase):
         link = Link(self.url)
         self.addCleanup(lambda: Deferred.fromCoroutine(link.close()))
         pool = await self.pool()
-        listener = await self.listener(link.url, beat=0.1, beat_timeout=0.2, connect_timeout=0.3)
+        listener = await self.listener(link.url, beat=0.1, beat_timeout=1.0, connect_timeout=0.3)
         heard: list[str] = []
         told: list[str] = []
         await listener.listen("silent", heard.append)
@@ -112,7 +113,7 @@ class ListenerTests(DatabaseTestCase):
         """Subscribing without a connection fails within a bound and registers nothing."""
         link = Link(self.url)
         self.addCleanup(lambda: Deferred.fromCoroutine(link.close()))
-        listener = await self.listener(link.url, beat=0.1, beat_timeout=0.2, connect_timeout=0.2)
+        listener = await self.listener(link.url, beat=0.1, beat_timeout=1.0, connect_timeout=0.2)
         link.freeze()
         await until(lambda: not listener.healthy, "the silence is noticed")
         heard: list[str] = []
