@@ -52,11 +52,14 @@ def admitted(guarded: Cluster) -> Cluster:
     return guarded
 
 
-def approve(cluster: Cluster) -> None:
-    """Admit the worker, as an operator does."""
+def approve(cluster: Cluster) -> str:
+    """Admit the worker, as an operator does; what the command said beyond that it was done."""
     env = {"LOCALAI_SERVER": cluster.frontends[0].url, "LOCALAI_CLI_API_KEY": cluster.secrets.api_key}
     command = localai_dist("nodes", "approve", "worker-0", env=env)
-    assert command.communicate() == ("worker-0 approved\n", "") and command.returncode == 0
+    out, errors = command.communicate()
+    done, _, more = out.partition("\n")
+    assert (done, errors, command.returncode) == ("worker-0 approved", "", 0)
+    return more
 
 
 def identity(worker: Worker) -> tuple[str, str]:
@@ -159,7 +162,7 @@ def test_a_worker_that_lost_its_identity_comes_back(admitted: Cluster) -> None:
     guarded.wait_for("the sentence", lambda: _tunnel_check(worker).startswith(waits), 20)
     told = worker.log.read_text()
     assert "the name worker-0 is taken" in told and "'localai-dist nodes approve worker-0' replaces it" in told
-    approve(guarded)
+    assert "replaces the node of that name (offline, registered from 127.0.0.1" in approve(guarded)
     assert node_object(guarded, "worker-0")["status"] == "healthy"
     guarded.wait_for("the worker's tunnel", lambda: _holds_a_tunnel(guarded, worker), 40)
     boots = "select boot_id, left_at, parked_token_hash from backend_nodes where name = 'worker-0'"

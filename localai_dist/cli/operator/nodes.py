@@ -93,7 +93,9 @@ def _act(asked: Asked, node: str, method: str, verb: str, done: str) -> None:
         show.json_text(answer)
     else:
         notice = answer.get("notice") if isinstance(answer, dict) else None
-        click.echo(f"{found['name']} {done}" + (f": {notice}" if notice else ""))
+        click.echo(f"{found['name']} {done}")
+        if notice:
+            click.echo(f"{found['name']}: {notice}")
 
 
 @nodes.command()
