@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,9 +18,10 @@ import pytest
 
 from localai_dist import __version__
 from localai_dist.testing.child import Child
+from localai_dist.testing.members import Frontend
 from localai_dist.testing.waiting import until
 from localai_dist.wire.credentials import PEER_TOKEN, VERSION, digest
-from tests.process.fleet import HOMED_WITHIN, ROUTE, Fleet, Watch, fleet_of
+from tests.process.fleet import GATED, HOMED_WITHIN, ROUTE, Fleet, Watch, fleet_of
 from tests.process.load import ANSWER, said
 from tests.process.outside import knock
 from tests.process.scripted import reported
@@ -56,7 +59,7 @@ def ready() -> Iterator[Fleet]:
     models = {
         "on-0": (0,),
         "on-1": (1,),
-        "relayed": (0, "test:tokens=40", "test:delay=0.05"),
+        "relayed": (0, "test:tokens=40", GATED),
         "endless": (0, "test:tokens=1000", "test:delay=0.1"),
     }
     with fleet_of("peers", models, env) as fleet:
@@ -80,7 +83,8 @@ def everything_answers(fleet: Fleet) -> None:
 @contextmanager
 def registered(fleet: Fleet, instance: str, secret: str) -> Iterator[None]:
     """Another replica in the table, as if it lived."""
-    statement = "insert into instances (id, advertised_addr, peer_token_hash, last_seen) values (%s, '', %s, now())"
+    fresh = "now() + interval '1 h'"  # no sweep takes it, however long the test needs
+    statement = f"insert into instances (id, advertised_addr, peer_token_hash, last_seen) values (%s, '', %s, {fresh})"
     fleet.rows(statement, instance, digest(secret))
     try:
         yield
@@ -109,8 +113,14 @@ def test_a_peer_proves_who_it_is(fleet: Fleet) -> None:
     everything_answers(fleet)
     assert fleet.asked(1, "relayed", max_tokens=1)[0] == 200
     replicas = fleet.replicas()
-    with registered(fleet, "another", "its own secret"), ThreadPoolExecutor(1) as pool:
-        relayed = pool.submit(said, fleet.cluster.frontends[1].url, fleet.cluster.secrets.api_key, "relayed")
+    begun, key = threading.Semaphore(0), fleet.cluster.secrets.api_key
+    with (
+        registered(fleet, "another", "its own secret"),
+        ThreadPoolExecutor(1) as pool,
+        fleet.standing("relayed") as let_end,
+    ):
+        relayed = pool.submit(said, fleet.cluster.frontends[1].url, key, "relayed", begun)
+        assert begun.acquire(timeout=20)
         for secret in (None, "", "its own secret", digest("its own secret")):
             status, text = dial_as(fleet, real, secret)
             assert status == 401 and "identity" in text and "upgrade all frontends first" in text
@@ -118,6 +128,7 @@ def test_a_peer_proves_who_it_is(fleet: Fleet) -> None:
         assert dial_as(fleet, "another", "its own secret", bearer="wrong")[0] == 401
         assert dial_as(fleet, "nobody-knows", "its own secret")[0] == 401
         assert dial_as(fleet, "another", "its own secret") == (101, "")
+        let_end()
         assert relayed.result(30).endswith("token39")
     assert fleet.replicas() == replicas
     everything_answers(fleet)
@@ -199,6 +210,7 @@ def test_a_worker_of_another_release(fleet: Fleet) -> None:
     assert fleet.asked(0, "on-0") == (200, ANSWER)
     nodes = fleet.rows("select id, name from backend_nodes order by 1")
     tried = [fleet.ways[0, frontend].heads.get(ROUTE, 0) for frontend in (0, 1)]
+    claim = fleet.claims()[0]
     with of_release(fleet, worker, LATER):
         for frontend, before in enumerate(tried):
             way = fleet.ways[0, frontend]
@@ -207,12 +219,17 @@ def test_a_worker_of_another_release(fleet: Fleet) -> None:
         said_so = worker.log.read_text()
         assert LATER in said_so and __version__ in said_so and "upgrade all frontends first" in said_so
         for frontend in cluster.frontends:
-            node = cluster.nodes(frontend)["worker-0"]
-            assert (node["status"], node["tunnel"]["state"]) == ("healthy", "reconnecting")
+            until("a healthy node without a tunnel", lambda it=frontend: _without_tunnel(fleet, it), HOMED_WITHIN)
         assert fleet.asked(1, "on-0") == (503, "worker_reconnecting")
         assert fleet.rows("select id, name from backend_nodes order by 1") == nodes
-    until("the worker ready", worker.is_ready, HOMED_WITHIN)
+    fleet.homed(0, claim)
     everything_answers(fleet)
+
+
+def _without_tunnel(fleet: Fleet, frontend: Frontend) -> bool:
+    """Whether a frontend says that worker 0 beats and that its tunnel is awaited."""
+    node = fleet.cluster.nodes(frontend).get("worker-0", {})
+    return (node.get("status"), node.get("tunnel", {}).get("state")) == ("healthy", "reconnecting")
 
 
 def test_frontends_of_another_release(fleet: Fleet) -> None:
@@ -223,7 +240,7 @@ def test_frontends_of_another_release(fleet: Fleet) -> None:
     cluster = fleet.cluster
     everything_answers(fleet)
     loads = [len(reported(cluster.state.root / f"on-{worker}.events", "load")) for worker in (0, 1)]
-    replicas = fleet.replicas()
+    replicas, claims = fleet.replicas(), fleet.claims()
     with Watch(fleet.replicas) as seen:
         with of_release(fleet, cluster.frontends[0], LATER), of_release(fleet, cluster.frontends[1], LATER):
             for frontend in cluster.frontends:
@@ -239,9 +256,8 @@ def test_frontends_of_another_release(fleet: Fleet) -> None:
                 assert fleet.asked(number, "on-0") == (503, "worker_reconnecting")
         for frontend in cluster.frontends:
             until("the frontend ready", frontend.is_ready, 40)
-        for number, worker in enumerate(cluster.workers):
-            until("the worker ready", worker.is_ready, HOMED_WITHIN)
-            until("its home", lambda it=number: fleet.home(it) is not None, HOMED_WITHIN)
+        for number, claim in enumerate(claims):
+            fleet.homed(number, claim)
         everything_answers(fleet)
     assert seen.seen == [replicas]
     assert [len(reported(cluster.state.root / f"on-{worker}.events", "load")) for worker in (0, 1)] == loads
@@ -322,15 +338,15 @@ def test_a_killed_worker_within_the_grace(fleet: Fleet) -> None:
 
 def ahead(child: Child) -> float:
     """By how much the clock by which a daemon dates its newest log line is ahead of ours (s)."""
-    said = datetime.fromisoformat(child.log.read_text().splitlines()[-1].split()[0])
-    return (said - datetime.now(UTC)).total_seconds()
+    dated = re.findall(r"^(\d{4}-\d\d-\d\dT\S+) ", child.log.read_text(), re.MULTILINE)
+    return (datetime.fromisoformat(dated[-1]) - datetime.now(UTC)).total_seconds()
 
 
 def killed_within_the_grace(fleet: Fleet) -> None:
     """Worker 1 is killed and comes back."""
     cluster = fleet.cluster
     everything_answers(fleet)
-    replicas = fleet.replicas()
+    replicas, claim = fleet.replicas(), fleet.claims()[1]
 
     def statuses(frontend: int) -> list[str]:
         return fleet.statuses(cluster.frontends[frontend])
@@ -346,4 +362,5 @@ def killed_within_the_grace(fleet: Fleet) -> None:
     cluster.workers[1].start()
     for frontend in (0, 1):
         until("healthy again", lambda at=frontend: statuses(at) == ["healthy", "healthy"], HOMED_WITHIN)
+    fleet.homed(1, claim)  # it is healthy as soon as it has registered, and dials then
     everything_answers(fleet)

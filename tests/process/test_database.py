@@ -90,7 +90,8 @@ def test_five_restarts_of_postgresql(served: Cluster) -> None:
     until("as many descriptors as before", lambda: _none_more(served, before), BACK_WITHIN)
     assert [child.pid for child in served.children if child.is_alive()] == pids
     assert {node["id"] for node in served.nodes().values()} == nodes
-    assert owners(served) == held
+    # One that was away for longer than its live window was swept, and claims what it holds with its next beat.
+    until("every tunnel where it was", lambda: owners(served) == held, BACK_WITHIN)
 
 
 def _none_more(cluster: Cluster, before: list[int]) -> bool:
@@ -113,4 +114,5 @@ def test_requests_while_the_database_is_away(served: Cluster) -> None:
     for index in (0, 1):
         until(f"frontend-{index} serving", lambda it=index: serves(served, it), BACK_WITHIN)
     assert rows(served.database.url, "select node_id, address from node_models") == loaded
-    assert all(node["status"] == "healthy" for node in served.nodes().values())
+    # Nobody could beat meanwhile: a node may count as silent until it does.
+    until("every node healthy", lambda: {node["status"] for node in served.nodes().values()} == {"healthy"}, 20)

@@ -34,13 +34,22 @@ def served(cluster: Cluster) -> list[str]:
     return [r.json()["choices"][0]["message"]["content"] if r.status == 200 else r.text for r in replies]
 
 
+def connected(cluster: Cluster, frontend: int = 0) -> bool:
+    """
+    Whether a frontend knows of the worker's tunnel, which was lost before.
+
+    The worker itself is ready as soon as it was admitted; the claim comes after that.
+    """
+    [node] = cluster.nodes(cluster.frontends[frontend]).values()
+    return bool(node["tunnel"]["state"] == "connected")
+
+
 def refused(cluster: Cluster, frontend: int) -> openai.APIStatusError:
     """The refusal of one request, which must come within the route wait and a second."""
+    asking = client(cluster, cluster.frontends[frontend])
     began = time.monotonic()
     with pytest.raises(openai.APIStatusError) as caught:
-        client(cluster, cluster.frontends[frontend]).chat.completions.create(
-            model="tiny-facts", messages=[{"role": "user", "content": QUESTION}]
-        )
+        asking.chat.completions.create(model="tiny-facts", messages=[{"role": "user", "content": QUESTION}])
     assert time.monotonic() - began <= ROUTE_WAIT + 1
     error = caught.value
     assert error.status_code == 503
@@ -68,7 +77,7 @@ def test_the_only_worker_is_killed_and_comes_back(lonely: Cluster) -> None:
         error = refused(lonely, frontend)
         assert error.code == "no_route" and "no route" in error.message
     worker.start()
-    lonely.wait_for("the worker's tunnel", worker.is_ready, 40)
+    lonely.wait_for("the worker's tunnel", lambda: connected(lonely), 40)
     assert served(lonely) == [ANSWER, ANSWER]
     assert [frontend.pid for frontend in lonely.frontends if frontend.is_alive()] == pids
 
@@ -91,14 +100,14 @@ def test_a_stream_is_refused_the_same_way(lonely: Cluster) -> None:
     assert time.monotonic() - began <= ROUTE_WAIT + 1
     assert (reply.status, reply.json()["error"]["code"]) == (503, "worker_reconnecting")
     worker.start()
-    lonely.wait_for("the worker's tunnel", worker.is_ready, 40)
+    lonely.wait_for("the worker's tunnel", lambda: connected(lonely), 40)
     assert served(lonely) == [ANSWER, ANSWER]
 
 
 def test_readiness_of_a_worker_follows_its_tunnel(lonely: Cluster) -> None:
     """Without a frontend the worker's /readyz says no and why, /healthz yes; with one, yes again (WALK-16)."""
     [worker] = lonely.workers
-    assert ask(worker.probe_url + "/readyz").status == 200
+    lonely.wait_for("readiness at first", worker.is_ready, 40)
     for frontend in lonely.frontends:
         frontend.kill()
     lonely.wait_for("readiness gone", lambda: ask(worker.probe_url + "/readyz").status == 503, 5)
@@ -107,6 +116,7 @@ def test_readiness_of_a_worker_follows_its_tunnel(lonely: Cluster) -> None:
     assert ask(worker.probe_url + "/healthz").status == 200
     lonely.frontends[1].start()
     lonely.wait_for("readiness again", worker.is_ready, 40)
+    lonely.wait_for("the worker's tunnel", lambda: connected(lonely, 1), 40)
     assert ask(worker.probe_url + "/healthz").status == 200
     lonely.frontends[0].start()
     for frontend in lonely.frontends:
