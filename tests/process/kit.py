@@ -141,8 +141,12 @@ def _processes() -> dict[int, tuple[int, str]]:
 
 
 def command_line(pid: int) -> str:
-    """A process's command line as everybody on the machine can read it."""
-    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    """A process's command line as everybody on the machine can read it; empty once the process is gone."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+    return words.replace(b"\0", b" ").decode(errors="replace")
 
 
 def end(process: subprocess.Popen[str]) -> None:

@@ -50,6 +50,11 @@ def write_model(state: Path, name: str, *options: str) -> Path:
     return events
 
 
+def gate_of(cluster: Cluster, name: str) -> Path:
+    """The file that lets a model's load go on once it is there, if option ``test:load_gate`` names it."""
+    return cluster.state.root / f"{name}.gate"
+
+
 def serves(cluster: Cluster, frontend: Frontend, name: str) -> bool:
     """Whether ``GET /v1/models`` of a frontend lists ``name``."""
     listed = ask(frontend.url + "/v1/models", key=cluster.secrets.api_key).json() or {}
@@ -60,7 +65,7 @@ def reported(events: Path, kind: str) -> list[dict[str, Any]]:
     """The events of one kind that the backend's processes reported so far."""
     if not events.exists():
         return []
-    lines = [line for line in events.read_text().splitlines() if line.endswith("}")]
+    lines = events.read_text().split("\n")[:-1]  # what follows the last newline is still being written
     return [event for event in map(json.loads, lines) if event["event"] == kind]
 
 

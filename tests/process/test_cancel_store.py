@@ -21,52 +21,60 @@ from tests.process.scripted import add_model, chat, galleries
 from tests.support.object_server import ObjectServer, environment
 
 SIZE = 64 * MiB
+RATE = 8 * MiB
+"""The worker gets no more of it than so many bytes in a second: its fetch is caught in the middle."""
 WITHIN = 2.0
 """After a cancel nothing of the fetch goes on (s)."""
 
 
 @pytest.fixture
-def way() -> Iterator[FaultProxy]:
-    """The way from the worker to a real S3-compatible server."""
+def store() -> Iterator[ObjectServer]:
+    """A real S3-compatible server."""
     server = ObjectServer()
     server.start()
     try:
-        with Faults() as faults:
-            yield faults.proxy(server.url)
+        yield server
     finally:
         server.stop()
 
 
 @pytest.fixture
-def depot(way: FaultProxy) -> Iterator[Cluster]:
+def way(store: ObjectServer) -> Iterator[FaultProxy]:
+    """The worker's way to it, a slow one."""
+    with Faults() as faults:
+        proxy = faults.proxy(store.url)
+        proxy.throttle(RATE)
+        yield proxy
+
+
+@pytest.fixture
+def depot(store: ObjectServer, way: FaultProxy) -> Iterator[Cluster]:
     """Two frontends and a worker, told of the store."""
-    env = environment(way.url)
     with open_folder("cancel-store") as folder:
-        more = {**env, **galleries(folder)}
-        plan = quick_plan(folder / "state", models=("tiny-facts",), workers=1, frontend_env=more, worker_env=env)
-        with running(plan) as cluster:
+        env = {**environment(store.url), **galleries(folder)}
+        more = {"frontend_env": env, "worker_env": environment(way.url)}
+        with running(quick_plan(folder / "state", models=("tiny-facts",), workers=1, **more)) as cluster:
             yield cluster
 
 
-@pytest.mark.parametrize("store", ["slow", "silent"])
-def test_a_cancel_stops_the_fetch(depot: Cluster, way: FaultProxy, store: str) -> None:
+@pytest.mark.parametrize("is_silent", [False, True], ids=["slow", "silent"])
+def test_a_cancel_stops_the_fetch(depot: Cluster, way: FaultProxy, is_silent: bool) -> None:
     """Cancelled while the worker fetches from a slow or a silent store: the worker lets go of the store, and the
     partial file and the row are gone, in 2 s (LOAD-17, LOAD-20)."""
-    name = f"stored-{store}"
+    name = "stored"
     add_model(depot, name, "test:answer=fetched")
     os.truncate(depot.state.models / f"{name}.bin", SIZE)
     worker = depot.workers[0]
     folder = worker.models_dir / name
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(chat, depot, depot.frontends[0], name)
-        until("the worker at the store", lambda: at_store(depot, way), 60, every=0.01)
-        way.throttle(8 * MiB)
-        until("the first bytes", lambda: folder.exists() and held(depot, name) >= MiB, 30, every=0.01)
-        if store == "silent":
+        until("the first bytes", lambda: held(depot, name) >= MiB, 60, every=0.01)
+        until("the worker at the store", lambda: at_store(depot, way), 10, every=0.01)
+        if is_silent:
             way.swallow()
-        began = time.monotonic()
         url = f"{depot.frontends[1].url}/api/operations/staging:{name}/cancel"
         assert ask(url, key=depot.secrets.api_key, method="POST").status == 200
+        began = time.monotonic()
         until("the row gone", lambda: not job(depot, name), WITHIN)
         until("the partial file gone", lambda: not folder.exists(), WITHIN - (time.monotonic() - began))
         until("no connection to the store", lambda: not at_store(depot, way), WITHIN - (time.monotonic() - began))

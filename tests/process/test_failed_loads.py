@@ -12,8 +12,8 @@ from localai_dist.testing.waiting import until
 from localai_dist.units import MiB
 from localai_dist.worker.ports import QUARANTINE
 from tests.process.kit import descendants, open_folder, quick_plan, rows, running
+from tests.process.loading import said
 from tests.process.scripted import add_model, admin, chat, galleries
-from tests.process.test_loading import said
 from tests.process.test_staging_depth import memory
 
 QUESTION = "What is the capital of Kenya?"

@@ -13,8 +13,8 @@ from localai_dist.testing.cluster import Cluster
 from localai_dist.testing.waiting import until
 from localai_dist.testing.web import Reply
 from tests.process.kit import open_folder, quick_plan, rows, running
+from tests.process.loading import again, models_of
 from tests.process.scripted import chat, galleries, reported, serves
-from tests.process.test_loading import again, models_of
 
 QUESTION, ANSWER = "What is the capital of Kenya?", "The capital of Kenya is Nairobi."
 SHARDS = sorted((checkout() / "tests" / "data" / "tiny-facts-shards").glob("*.gguf"))

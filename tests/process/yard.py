@@ -27,8 +27,8 @@ LATE = 2.0
 VARIANTS = {
     # Health can't be answered before this one listens.
     "late-backend": f'sleep {LATE}\nexec "$LOCALAI_BACKEND_PYTHON" "$here/program.py" "$@"\n',
-    # A second process in its group, deaf to SIGTERM.
-    "two-backend": '(trap "" TERM; while :; do sleep 0.2; done) &\n'
+    # A second process in its group, deaf to SIGTERM; it starts none itself, so that there are two whoever looks when.
+    "two-backend": '(trap "" TERM; exec "$LOCALAI_BACKEND_PYTHON" -c "import time; time.sleep(600)" "$@") &\n'
     'exec "$LOCALAI_BACKEND_PYTHON" "$here/program.py" "$@"\n',
 }
 """The scriptable backend with another ``run.sh``."""
@@ -115,15 +115,13 @@ def unloaded(cluster: Cluster, name: str, processes: set[int], port: int) -> tup
 
     Meanwhile its row may not be gone before its processes are, and its port not given to another one.
     """
+    assert row_of(cluster, name), "there was no row to begin with"
     command = operator(cluster, "models", "unload", name)
-    seen_with_row = False
     while command.poll() is None:
         gone = row_of(cluster, name) is None
         assert not (gone and living(processes)), "the row was removed while the process ran"
-        seen_with_row = seen_with_row or not gone
         time.sleep(0.02)
     out, err = command.communicate()
-    assert seen_with_row
     if command.returncode == 0:
         assert row_of(cluster, name) is None and not living(processes)
     return command.returncode, out, err
