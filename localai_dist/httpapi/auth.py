@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import assert_never
 
-from localai_dist.httpapi.errors import ApiError, forbidden, not_found, unauthorized
+from localai_dist.httpapi.errors import ApiError, forbidden, node_not_found, unauthorized
 from localai_dist.registry.identity import TokenCheck
 from localai_dist.wire.credentials import NODE_TOKEN, bearer, same_secret
 
@@ -88,7 +88,7 @@ def refuse_token(check: TokenCheck, presented: str | None, node: str) -> ApiErro
         case TokenCheck.OK | TokenCheck.PENDING:
             return None
         case TokenCheck.UNKNOWN_NODE:
-            return not_found(f"node not found: {node}")
+            return node_not_found(node)
         case TokenCheck.NO_TOKEN | TokenCheck.WRONG:
             if not presented:
                 return unauthorized(f"this node's own token is required, in {NODE_TOKEN}", "node_token_required")

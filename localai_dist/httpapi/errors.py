@@ -104,6 +104,11 @@ def not_found(message: str) -> ApiError:
     return ApiError(404, "not_found", message)
 
 
+def node_not_found(node: str) -> ApiError:
+    """No node has that id or name: 404."""
+    return not_found(f"node not found: {node}")
+
+
 def model_not_found(name: str, served: Iterable[str], problems: Iterable[ModelProblem]) -> ApiError:
     """
     A model nobody serves: 404, as OpenAI words it; with the reason if its file is broken, else with names like it.

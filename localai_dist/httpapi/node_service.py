@@ -17,7 +17,7 @@ from localai_dist.errors import InvalidName
 from localai_dist.httpapi import nodes, scheduling
 from localai_dist.httpapi.auth import Access, check_registration, refuse_token
 from localai_dist.httpapi.call import Answer, ApiRoute, Call, Json
-from localai_dist.httpapi.errors import bad_request, not_found
+from localai_dist.httpapi.errors import bad_request, node_not_found
 from localai_dist.httpapi.node_objects import replica_object
 from localai_dist.httpapi.routing import Route
 from localai_dist.ids import NodeId, parse_node_id
@@ -100,7 +100,7 @@ async def heartbeat(call: Call) -> Answer:
     readings = Readings(**{name: getattr(body, name) for name in body.__struct_fields__})
     held = await call.api.nodes.heartbeat(node, readings)
     if held is None:
-        raise _unknown(node)
+        raise node_not_found(node)
     return Json({"message": "heartbeat received", "tunnel_held": held})
 
 
@@ -120,7 +120,7 @@ async def deregister(call: Call) -> Answer:
     """``POST /api/node/:id/deregister`` and ``DELETE /api/node/:id``: the row stays, and with it the approval."""
     node = await _itself(call)
     if not await call.api.nodes.deregister(node):
-        raise _unknown(node)
+        raise node_not_found(node)
     return _message("node set to offline")
 
 
@@ -140,11 +140,11 @@ async def _itself(call: Call) -> NodeId:
     try:
         node = parse_node_id(call.values["id"])
     except InvalidName as error:
-        raise _unknown(NodeId(call.values["id"])) from error
+        raise node_not_found(NodeId(call.values["id"])) from error
     token = call.header(NODE_TOKEN)
     if call.api.loose_identity and not token:
         if await call.api.nodes.get(node) is None:
-            raise _unknown(node)
+            raise node_not_found(node)
         return node
     refusal = refuse_token(await call.api.nodes.check_token(node, token), token, node)
     if refusal is not None:
@@ -162,10 +162,6 @@ def _registration(body: RegisterBody, token_hash: str, seen_from: str) -> Regist
 
 def _message(text: str) -> Json:
     return Json({"message": text})
-
-
-def _unknown(node: NodeId) -> Exception:
-    return not_found(f"node not found: {node}")
 
 
 ROUTES: list[ApiRoute] = [

@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from localai_dist.httpapi.auth import Access
 from localai_dist.httpapi.call import Answer, ApiRoute, Call, Empty, Json
-from localai_dist.httpapi.errors import ApiError, bad_request, not_found
+from localai_dist.httpapi.errors import ApiError, bad_request, node_not_found, not_found
 from localai_dist.httpapi.node_objects import backend_object, node_object, replica_object, tunnel_objects
 from localai_dist.httpapi.routing import Route
 from localai_dist.httpapi.validation import NO_NUL
@@ -74,7 +74,7 @@ async def remove(call: Call) -> Answer:
     """``DELETE /api/nodes/:id``: row, labels and replicas; its tunnel ends."""
     node = (await find_node(call)).id
     if not await call.api.nodes.remove(node):
-        raise _unknown(node)
+        raise node_not_found(node)
     call.api.end_tunnel(node)
     return Json({"message": "node deregistered"})
 
@@ -147,7 +147,7 @@ async def find_node(call: Call) -> Node:
     named = call.values["id"]
     node = await call.api.nodes.get(NodeId(named)) or await call.api.nodes.by_name(named)
     if node is None:
-        raise _unknown(named)
+        raise node_not_found(named)
     return node
 
 
@@ -168,10 +168,6 @@ def _labels(call: Call) -> dict[str, str]:
         if not key or len(key) > LABEL_KEY_LIMIT or "\0" in key + given[key]:
             raise bad_request(f"{key[:40]!r}: want a label key of 1 to {LABEL_KEY_LIMIT} characters", key[:40] or None)
     return given
-
-
-def _unknown(node: str) -> ApiError:
-    return not_found(f"node not found: {node}")
 
 
 ROUTES: list[ApiRoute] = [

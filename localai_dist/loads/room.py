@@ -8,11 +8,10 @@ from localai_dist.loads.errors import LoadFailed, UnloadFailed
 from localai_dist.loads.rows import Claim
 from localai_dist.loads.stop import stop_exactly
 from localai_dist.loads.tools import Tools
-from localai_dist.reach import RegistryUnknown, Unreached
+from localai_dist.registry.errors import registry_or_unreached
 from localai_dist.scheduler.facts import ReplicaFacts
 from localai_dist.scheduler.placement import Placement
 from localai_dist.staging.hold_timer import HoldTimer
-from localai_dist.store.errors import StoreUnavailable
 
 
 async def make_room(tools: Tools, place: Placement, claim: Claim, hold: HoldTimer) -> None:
@@ -27,14 +26,14 @@ async def make_room(tools: Tools, place: Placement, claim: Claim, hold: HoldTime
     if old is None:
         return
     try:
-        await _drain(tools, old, hold)
-        await stop_exactly(tools.verbs, old.node, old.model, old.index, old.address, attempt=claim.attempt)
-        await tools.fleet.replicas.remove(old.node, old.model, old.index, old.address)
+        with registry_or_unreached():
+            await _drain(tools, old, hold)
+        slot = (old.node, old.model, old.index, old.address)
+        await stop_exactly(tools.verbs, *slot, attempt=claim.attempt, name=place.node_name)
+        await tools.fleet.replicas.remove(*slot)
     except UnloadFailed as error:
         text = "the replica of an older configuration could not be stopped: "
         raise LoadFailed(f"{text}{error}", f"{text}{error.told}") from error
-    except StoreUnavailable as error:
-        raise Unreached(RegistryUnknown(str(error))) from error
 
 
 async def _drain(tools: Tools, old: ReplicaFacts, hold: HoldTimer) -> None:

@@ -32,7 +32,8 @@ from localai_dist.loads.tables import Tables, make_tables
 from localai_dist.loads.tools import ConnectBackend, LoadSettings, StagerLike, Tools, VerbsLike
 from localai_dist.loads.unload import Unloaded, stop_strays, unload_replicas
 from localai_dist.loads.watch import Seen, watch
-from localai_dist.reach import RegistryUnknown, Unreached
+from localai_dist.reach import Unreached
+from localai_dist.registry.errors import registry_or_unreached
 from localai_dist.registry.records import Replica
 from localai_dist.scheduler.placement import Need
 from localai_dist.store.errors import StoreUnavailable
@@ -59,6 +60,7 @@ class Loads:
         is_gone: whether this frontend has no file of a model, not even a broken one: for ending its load, and for
             stopping its replicas when no other frontend serves it. None: whatever can't be found is gone.
         tables: what stands for the database's own; None = the pool's.
+        called: what people call a node.
     """
 
     log = Logger()
@@ -80,6 +82,7 @@ class Loads:
         find_model: Callable[[str], ModelConfig | None] = lambda name: None,
         is_gone: Callable[[str], bool] | None = None,
         tables: Tables | None = None,
+        called: Callable[[NodeId], str] = str,
     ) -> None:
         self._find_model = find_model
         self._is_gone = is_gone or (lambda name: find_model(name) is None)
@@ -94,6 +97,7 @@ class Loads:
             connect_backend=connect_backend,
             clock=clock,
             settings=settings,
+            called=called,
         )
         self._flights: dict[str, Flight] = {}
         self._jobs: dict[str, LoadJob] = {}
@@ -160,18 +164,14 @@ class Loads:
         Raises:
             Unreached: the database did not answer.
         """
-        try:
+        with registry_or_unreached():
             row = await self._tools.table.read(model_name)
-        except StoreUnavailable as error:
-            raise Unreached(RegistryUnknown(str(error))) from error
         return None if row is None else await self._told(row)
 
     async def jobs(self) -> list[LoadStatus]:
         """Every load of every frontend, the oldest first; raises as ``status``."""
-        try:
+        with registry_or_unreached():
             rows = await self._tools.table.all()
-        except StoreUnavailable as error:
-            raise Unreached(RegistryUnknown(str(error))) from error
         return [await self._told(row) for row in rows]
 
     async def cancel(self, model_name: str, reason: str) -> bool:
@@ -181,10 +181,8 @@ class Loads:
         Raises:
             Unreached: the database did not answer.
         """
-        try:
+        with registry_or_unreached():
             marked = await self._tools.table.cancel(model_name, reason)
-        except StoreUnavailable as error:
-            raise Unreached(RegistryUnknown(str(error))) from error
         job = self._jobs.get(model_name)
         if marked and job is not None:
             job.cancel(reason)
@@ -228,23 +226,19 @@ class Loads:
             UnloadFailed: a process is not gone; the rest was unloaded.
             Unreached: a worker could not be asked, or the database did not answer.
         """
-        try:
+        with registry_or_unreached():
             gone = await unload_replicas(self._tools.verbs, self._tools.fleet.replicas, model_name, node)
             if gone or node is None or await self._loads_on(model_name, node):
                 return gone
-            return await stop_strays(self._tools.verbs, model_name, node)
-        except StoreUnavailable as error:
-            raise Unreached(RegistryUnknown(str(error))) from error
+            return await stop_strays(self._tools.verbs, model_name, node, self._tools.called)
 
     async def _loads_on(self, model_name: str, node: NodeId) -> bool:
         row = await self._tools.table.read(model_name)
         return row is not None and row.state is not JobState.FAILED and row.node == node
 
     async def _warm(self, model: ModelConfig) -> Replica | None:
-        try:
+        with registry_or_unreached():
             return await self._tools.fleet.warm(Need(model.name, model.revision))
-        except StoreUnavailable as error:
-            raise Unreached(RegistryUnknown(str(error))) from error
 
     async def _wait(self, flight: Flight, seconds: float | None) -> Replica:
         waiter = flight.join()
@@ -330,10 +324,8 @@ class Loads:
             ended += seen is Seen.GONE
 
     async def _claim(self, model: ModelConfig) -> Claim | None:
-        try:
+        with registry_or_unreached():
             return await self._tools.table.claim(model) or await self._last_resort(model)
-        except StoreUnavailable as error:
-            raise Unreached(RegistryUnknown(str(error))) from error
 
     async def _last_resort(self, model: ModelConfig) -> Claim | None:
         """The claim of a job that this frontend lacks something for, when no other one is the better choice."""

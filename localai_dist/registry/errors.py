@@ -1,8 +1,27 @@
-"""What the registry refuses."""
+"""What the registry refuses, and what its silence is to whoever asks it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from localai_dist.errors import LocalAIDistError
+from localai_dist.reach import RegistryUnknown, Unreached
+from localai_dist.store.errors import StoreUnavailable
+
+
+@contextmanager
+def registry_or_unreached() -> Iterator[None]:
+    """
+    A block that asks the database.
+
+    Raises:
+        Unreached: the database did not answer; ``RegistryUnknown``.
+    """
+    try:
+        yield
+    except StoreUnavailable as error:
+        raise Unreached(RegistryUnknown(str(error))) from error
 
 
 class RegistryError(LocalAIDistError):

@@ -18,6 +18,7 @@ from localai_dist.catalog.model import ModelConfig
 from localai_dist.grpcclient.status import RpcError
 from localai_dist.ids import NodeId
 from localai_dist.reach import NotServed, Outcome, RegistryUnknown, Unreached, describe
+from localai_dist.registry.errors import registry_or_unreached
 from localai_dist.rpc import backend_pb2 as pb
 from localai_dist.scheduler.placement import NoPlace
 from localai_dist.serving.deadline import pause
@@ -266,13 +267,11 @@ class Inference:
             "dropping the row of {model} #{index} on node {node}: {why}",
             model=replica.model_name,
             index=replica.replica_index,
-            node=replica.node_id,
+            node=replica.node_called,
             why=describe(outcome),
         )
-        try:
+        with registry_or_unreached():
             await self._replicas.reap(replica, outcome)
-        except StoreUnavailable as error:
-            raise Unreached(RegistryUnknown(str(error))) from error
 
 
 async def _first_of(replies: AsyncIterator[pb.Reply]) -> pb.Reply | None:

@@ -7,8 +7,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from localai_dist.settings import accepted
-from localai_dist.settings.kinds import DURATION, MAYBE_ADDRESS, PATH, SWITCH, TEXT, URLS, HostPort
+from localai_dist.settings import accepted, rows
+from localai_dist.settings.kinds import DURATION, MAYBE_ADDRESS, PATH, SWITCH, TEXT, HostPort
 from localai_dist.settings.option import option
 from localai_dist.settings.worker import check_registration
 from localai_dist.units import SECOND
@@ -26,7 +26,7 @@ class AgentSettings:
     program: ClassVar[str] = "localai-agent-worker"
     accepted: ClassVar[tuple[accepted.Accepted, ...]] = (*accepted.BROKER, *accepted.AGENT)
 
-    register_to: tuple[str, ...] = option(URLS, (), "The frontends' address, or several; required.")
+    register_to: tuple[str, ...] = rows.register_to()
     registration_token: str = option(
         TEXT, "", "The secret of the cluster this agent worker registers with.", secret=True, flag_tolerated=True
     )
@@ -38,17 +38,10 @@ class AgentSettings:
     http_addr: HostPort | None = option(
         MAYBE_ADDRESS, None, "Port of this daemon's own server (probes, control) on loopback; empty: any free one."
     )
-    heartbeat_interval: float = option(
-        DURATION, 10 * SECOND, "How often this node reports.", zero_is_default=True, lab=True
-    )
-    tunnel_keepalive: float = option(
-        DURATION, 5 * SECOND, "Silence on the tunnel before it is pinged; three times that without a byte ends it.",
-        zero_is_default=True, lab=True,
-    )  # fmt: skip
+    heartbeat_interval: float = rows.heartbeat_interval()
+    tunnel_keepalive: float = rows.tunnel_keepalive()
     lame_duck: float = option(DURATION, 5 * SECOND, "On SIGTERM: the longest wait for running work.", lab=True)
-    drain_timeout: float = option(
-        DURATION, 30 * SECOND, "On SIGTERM: the longest everything together may take.", zero_is_default=True, lab=True
-    )
+    drain_timeout: float = rows.drain_timeout()
     distributed_require_auth: bool = option(
         SWITCH, False, "Refuse to start without a registration token, and wait for an operator's approval."
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from localai_dist.errors import UserMistake
-from localai_dist.settings import accepted
+from localai_dist.settings import accepted, rows
 from localai_dist.settings.kinds import (
     ADDRESS,
     DURATION,
@@ -56,10 +56,10 @@ class FrontendSettings:
     storage_url: str = option(
         TEXT, "", "An S3 object store's address: model files go by way of it; empty: over the tunnels."
     )
-    storage_bucket: str = option(TEXT, "localai", "The bucket in it.")
-    storage_region: str = option(TEXT, "us-east-1", "The region its signatures name.")
-    storage_access_key: str = option(TEXT, "", "Its access key; empty: nothing is signed.", secret=True)
-    storage_secret_key: str = option(TEXT, "", "Its secret key.", secret=True)
+    storage_bucket: str = rows.storage_bucket()
+    storage_region: str = rows.storage_region()
+    storage_access_key: str = rows.storage_access_key()
+    storage_secret_key: str = rows.storage_secret_key()
     upload_limit: int = option(UPLOAD, 15 * MiB, "The largest body of an API request.", least=1)
 
     instance_id: str = option(TEXT, "", "This frontend's id in the cluster; empty: a random one for each start.")
@@ -124,9 +124,7 @@ class FrontendSettings:
         "On SIGTERM: how long new requests are still served while /readyz already says no.",
         lab=True,
     )
-    drain_timeout: float = option(
-        DURATION, 30 * SECOND, "On SIGTERM: the longest everything together may take.", zero_is_default=True, lab=True
-    )
+    drain_timeout: float = rows.drain_timeout()
 
     def check(self) -> None:
         """

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from localai_dist.errors import UserMistake
-from localai_dist.settings import accepted
+from localai_dist.settings import accepted, rows
 from localai_dist.settings.kinds import (
     ADDRESS,
     COUNT,
@@ -22,7 +22,6 @@ from localai_dist.settings.kinds import (
     SWITCH,
     TEXT,
     UPLOAD,
-    URLS,
     VRAM,
     HostPort,
 )
@@ -46,7 +45,7 @@ class WorkerSettings:
     program: ClassVar[str] = "localai-worker"
     accepted: ClassVar[tuple[accepted.Accepted, ...]] = (*accepted.BROKER, *accepted.WORKER)
 
-    register_to: tuple[str, ...] = option(URLS, (), "The frontends' address, or several; required.")
+    register_to: tuple[str, ...] = rows.register_to()
     registration_token: str = option(
         TEXT, "", "The secret of the cluster this worker registers with.", secret=True, flag_tolerated=True
     )
@@ -65,10 +64,10 @@ class WorkerSettings:
     storage_url: str = option(
         TEXT, "", "An S3 object store's address, to fetch model files from; empty: they come over the tunnel."
     )
-    storage_bucket: str = option(TEXT, "localai", "The bucket in it.")
-    storage_region: str = option(TEXT, "us-east-1", "The region its signatures name.")
-    storage_access_key: str = option(TEXT, "", "Its access key; empty: nothing is signed.", secret=True)
-    storage_secret_key: str = option(TEXT, "", "Its secret key.", secret=True)
+    storage_bucket: str = rows.storage_bucket()
+    storage_region: str = rows.storage_region()
+    storage_access_key: str = rows.storage_access_key()
+    storage_secret_key: str = rows.storage_secret_key()
     storage_cache: int = option(
         UPLOAD, 10 * GiB, "How much of the object store's files is kept here when no model has them any more."
     )
@@ -93,17 +92,10 @@ class WorkerSettings:
     max_replicas_per_model: int = option(COUNT, 1, "Copies of one model this node may hold.", least=1)
     vram_budget: str = option(VRAM, "", "How much VRAM may be used; empty: all.")
 
-    heartbeat_interval: float = option(
-        DURATION, 10 * SECOND, "How often this node reports.", zero_is_default=True, lab=True
-    )
-    tunnel_keepalive: float = option(
-        DURATION, 5 * SECOND, "Silence on the tunnel before it is pinged; three times that without a byte ends it.",
-        zero_is_default=True, lab=True,
-    )  # fmt: skip
+    heartbeat_interval: float = rows.heartbeat_interval()
+    tunnel_keepalive: float = rows.tunnel_keepalive()
     lame_duck: float = option(DURATION, 5 * SECOND, "On SIGTERM: the longest wait for running requests.", lab=True)
-    drain_timeout: float = option(
-        DURATION, 30 * SECOND, "On SIGTERM: the longest everything together may take.", zero_is_default=True, lab=True
-    )
+    drain_timeout: float = rows.drain_timeout()
     registration_require_auth: bool = option(SWITCH, False, "Refuse to start without a registration token.")
     distributed_require_auth: bool = option(SWITCH, False, "Refuse to start without a registration token.")
     worker_tunnel: bool = option(SWITCH, True, "Must stay true: there is no way to a worker but its tunnel.")
