@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from twisted.internet import defer
 from twisted.logger import Logger
 from twisted.python.failure import Failure
@@ -29,7 +29,9 @@ def _report(unraisable: sys.UnraisableHookArgs) -> None:
 
 sys.unraisablehook = _report
 defer.setDebugging(True)
-# How long an example takes is the machine's doing. A server's run is to say whether this change broke something, so it
-# takes the same examples each time; new ones are found where somebody can look at them.
-settings.register_profile("localai-dist", deadline=None, derandomize="CI" in os.environ)
+# How long an example takes, or its making, is the machine's doing. A server's run is to say whether this change broke
+# something, so it takes the same examples each time; new ones are found where somebody can look at them.
+settings.register_profile(
+    "localai-dist", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize="CI" in os.environ
+)
 settings.load_profile("localai-dist")

@@ -35,19 +35,22 @@ def environment(**more: str) -> dict[str, str]:
     return {**given, **more}
 
 
-def first_line(program: subprocess.Popen[str], seconds: float = START_BOUND) -> str:
+def next_line(program: subprocess.Popen[str], seconds: float = START_BOUND) -> str:
     """
-    The first line a program prints.
+    The next line a program prints, read byte by byte: what follows it must stay where ``select`` sees it.
 
     Raises:
         AssertionError: it printed none in time.
     """
     assert program.stdout is not None
-    ready, _, _ = select.select([program.stdout], [], [], seconds)
-    line = program.stdout.readline() if ready else ""
-    if not line:
-        raise AssertionError(f"the backend printed nothing within {seconds} s (exit status {program.poll()})")
-    return line.strip()
+    pipe, line, ends = program.stdout.fileno(), b"", time.monotonic() + seconds
+    while not line.endswith(b"\n"):
+        ready, _, _ = select.select([pipe], [], [], max(0.0, ends - time.monotonic()))
+        byte = os.read(pipe, 1) if ready else b""
+        if not byte:
+            raise AssertionError(f"the backend printed no line within {seconds} s (exit status {program.poll()})")
+        line += byte
+    return line.decode().strip()
 
 
 class Program:
@@ -63,7 +66,7 @@ class Program:
             cwd="/",
         )
         try:
-            self.port = int(first_line(self.process).rpartition(":")[2])
+            self.port = int(next_line(self.process).rpartition(":")[2])
         except BaseException:
             self.end()
             raise
@@ -99,7 +102,10 @@ def listening_addresses(pid: int) -> set[str]:
     """Local addresses (hex, as the kernel writes them) of all sockets the process listens on."""
     inodes = set()
     for entry in Path(f"/proc/{pid}/fd").iterdir():
-        target = os.readlink(entry)
+        try:
+            target = os.readlink(entry)
+        except FileNotFoundError:
+            continue  # closed meanwhile
         if target.startswith("socket:["):
             inodes.add(target[8:-1])
     found = set()

@@ -13,7 +13,8 @@ from localai_dist.net.session import MuxSession
 from localai_dist.net.splice import splice_stream_to_endpoint
 from localai_dist.net.stream import MuxStream
 from tests.grpcclient import test_contract
-from tests.tunnel.sockets import tunnel
+from tests.support.refusing import refusing_port
+from tests.tunnel.sockets import no_connection_left, tunnel
 
 
 class TunnelContractTests(test_contract.ContractTests):
@@ -53,6 +54,7 @@ class TunnelContractTests(test_contract.ContractTests):
         for end in ended:
             await end
         await self.listener.stopListening()
+        await no_connection_left()
 
     async def streams_over(self, seconds: float = 5.0) -> None:
         """Wait until no stream is left on either side: a closed channel leaks none."""
@@ -66,9 +68,9 @@ class TunnelContractTests(test_contract.ContractTests):
         """
         A backend that is not there ends the stream, and the call is unavailable by nobody's word.
         """
-        self.server.stop(0).wait()
-        channel = await self.connected()
-        self.assertFalse(await channel.health())
+        with refusing_port() as self.port:
+            channel = await self.connected()
+            self.assertFalse(await channel.health())
         self.assertFalse(channel.is_open)
 
     async def test_lost_tunnel(self) -> None:

@@ -225,7 +225,7 @@ class CyclesTests(TestCase):
         session.close()
         await far.when_closed()
         await self.port.stopListening()
-        while any(type(reader).__name__ in ("Server", "Client") for reader in reactor.getReaders()):
+        while any(type(end).__name__ in ("Server", "Client") for end in [*reactor.getReaders(), *reactor.getWriters()]):
             await turn()
 
 

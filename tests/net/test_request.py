@@ -95,7 +95,7 @@ class RequestCase(TestCase):
             if not client.lost.called:
                 await client.lost
         await self.port.stopListening()
-        while any(type(reader).__name__ == "Server" for reader in reactor.getReaders()):
+        while any(type(end).__name__ == "Server" for end in [*reactor.getReaders(), *reactor.getWriters()]):
             await pause(0.01)
 
     async def connect(self, *data: bytes) -> Client:

@@ -32,6 +32,7 @@ from localai_dist.testing.child import child_environment, twistd
 from localai_dist.testing.memory import Recorder
 from localai_dist.testing.streams import Source
 from localai_dist.units import MiB
+from tests.support.refusing import refusing_port
 
 reactor: Any = untyped_reactor
 CONFIG = SessionConfig()
@@ -86,7 +87,7 @@ class WebSocketCase(TestCase):
             await session.when_closed()
         await self.port.stopListening()
         # Let the closing handshakes end, which a trial test would else report as open sockets.
-        while any(type(reader).__name__ in ("Server", "Client") for reader in reactor.getReaders()):
+        while any(type(end).__name__ in ("Server", "Client") for end in [*reactor.getReaders(), *reactor.getWriters()]):
             await pause(0.01)
 
     async def dial(self, **kwargs: Any) -> MuxSession:
@@ -210,10 +211,7 @@ class DialTests(WebSocketCase):
 
     async def test_nobody_listens(self) -> None:
         """A dial nobody answers names address and cause."""
-        spare = await TCP4ServerEndpoint(reactor, 0, interface="127.0.0.1").listen(Factory.forProtocol(Protocol))
-        number = spare.getHost().port
-        await spare.stopListening()
-        with self.assertRaises(DialFailed) as caught:
+        with refusing_port() as number, self.assertRaises(DialFailed) as caught:
             await dial(reactor, f"http://127.0.0.1:{number}/", headers={}, client=True, config=CONFIG)
         self.assertIn(f"127.0.0.1:{number}", str(caught.exception))
         self.assertIn("refused", str(caught.exception))

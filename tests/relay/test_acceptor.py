@@ -98,7 +98,7 @@ class PeerCase(TestCase):
         else:
             self.fail("it was admitted")
 
-    async def clean(self) -> None:
+    async def tearDown(self) -> None:
         """Close what is open, and wait until every end saw it."""
         for session in [*self.sessions, *self.held.sessions().values()]:
             session.close()
@@ -156,7 +156,6 @@ class PeerResourceTests(PeerCase):
         self.assertTrue(second.is_open)
         self.peers.close()
         await second.when_closed()
-        await self.clean()
 
     async def test_an_unforeseen_error_is_500_and_logged(self) -> None:
         """A defect is told as 500, never as a refusal of the identity."""
@@ -207,7 +206,6 @@ class WholeWayTests(PeerCase):
         except Unreached as error:
             self.assertIsInstance(error.outcome, reach.PeerUnreachable)
         pool.close()
-        await self.clean()
 
     async def test_a_frontend_whose_identity_is_refused(self) -> None:
         """A wrong peer secret is "rejected", which is unreachable and nothing that may be acted on (CLUS-7)."""
@@ -221,7 +219,6 @@ class WholeWayTests(PeerCase):
         else:
             self.fail("it was admitted")
         pool.close()
-        await no_connection_left()
 
 
 class Echo(Recorder):

@@ -13,6 +13,8 @@ from typing import Any
 
 import boto3
 
+from localai_dist.testing.ports import Ports
+
 BUCKET = "localai"
 ACCESS_KEY, SECRET_KEY = "AKIDEXAMPLE", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"
 
@@ -36,8 +38,7 @@ class ObjectServer:
     """
 
     def __init__(self) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            self._port: int = probe.getsockname()[1]
+        self._port = Ports().one()
         self.url = f"http://127.0.0.1:{self._port}"
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by stop()
         self._child: subprocess.Popen[bytes] | None = None

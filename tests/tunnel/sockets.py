@@ -61,9 +61,10 @@ async def until(fact: Callable[[], bool], what: str) -> None:
 
 
 async def no_connection_left() -> None:
-    """Wait until every socket but the listening ones is closed."""
+    """Wait until every socket but the listening ones is closed; one that only flushes is read from no more."""
     await until(
-        lambda: not any(isinstance(each, tcp.Connection) for each in reactor.getReaders()), "every socket is closed"
+        lambda: not any(isinstance(each, tcp.Connection) for each in [*reactor.getReaders(), *reactor.getWriters()]),
+        "every socket is closed",
     )
 
 

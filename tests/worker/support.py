@@ -26,8 +26,8 @@ PYTHON = sys.executable
 LISTENER = """
 import os, signal, socket, sys, time
 host, port = sys.argv[2].split(":")
-listening = socket.create_server((host, int(port)))
 {setup}
+listening = socket.create_server((host, int(port)))
 print("up", flush=True)
 while True:
     try:
@@ -35,7 +35,7 @@ while True:
     except OSError:
         pass
 """
-"""Stands for a backend: it listens, and that is all; ``setup`` may be more code."""
+"""Stands for a backend: it listens, and that is all; ``setup`` may be more code, done before anybody can connect."""
 
 
 def write_backend(folder: Path, name: str, *, setup: str = "", run: str = "") -> None:

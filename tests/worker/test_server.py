@@ -74,6 +74,13 @@ class ServerCase(TestCase):
         got = {name.decode().lower(): values[0].decode() for name, values in response.headers.getAllRawHeaders()}
         return response.code, got, await readBody(response)
 
+    async def answer_with(self, path: str, wanted: bytes, what: str) -> bytes:
+        """The first answer with these bytes in it, asked for 20 s at most."""
+        gives_up = reactor.seconds() + 20
+        while wanted not in (body := (await self.ask("GET", path))[2]):
+            self.assertLess(reactor.seconds(), gives_up, f"never came: {what}")
+        return body
+
     async def verb(self, verb: wire.Verb[Any, Any], request: Any) -> Any:
         """A verb's answer, the last line of a streaming one."""
         status, _headers, body = await self.ask("POST", verb.path, verb.encode_request(request))
@@ -171,10 +178,7 @@ class ControlTests(ServerCase):
     async def test_logs(self) -> None:
         """What a backend wrote can be read by model and by process."""
         await self.verb(wire.INSTALL, wire.InstallRequest("plain", "org/m"))
-        for _ in range(100):
-            _status, _headers, body = await self.ask("GET", "/v1/backend-logs/org/m")
-            if b"up" in body:
-                break
+        body = await self.answer_with("/v1/backend-logs/org/m", b'"up"', "what the backend wrote")
         line = json.loads(body)[0]
         self.assertEqual((line["stream"], line["text"], line["timestamp"][-1]), ("stdout", "up", "Z"))
         self.assertEqual(json.loads((await self.ask("GET", "/v1/backend-logs"))[2]), ["org/m"])
@@ -441,13 +445,10 @@ class FilesTests(ServerCase):
                 pass
             await _turn()
         client.close()
-        size = "0"
-        for _ in range(500):
-            _status, headers, _body = await self.ask("HEAD", self.path)
-            size = headers.get("x-file-size", "0")
-            if size == str(2 * MiB):
-                break
-        self.assertEqual(size, str(2 * MiB))
+        gives_up, size = reactor.seconds() + 20, ""
+        while size != str(2 * MiB):
+            self.assertLess(reactor.seconds(), gives_up, f"never came: all that had arrived, only {size} bytes")
+            size = (await self.ask("HEAD", self.path))[1].get("x-file-size", "0")
         self.assertEqual((await self.put(2 * MiB, len(self.data)))[0], 200)
         self.assertEqual(self.local.read_bytes(), self.data)
 

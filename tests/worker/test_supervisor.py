@@ -239,13 +239,13 @@ class LeaveTests(ProcessCase):
     async def test_nothing_is_started_for_one_who_left(self) -> None:
         """Who waited for its turn at a replica, and left, gets no process when the turn comes."""
         self.go_on.set()
-        self.patch(process, "HEALTH_WITHIN", 0.5)
         slow = Deferred.fromCoroutine(self.begin("silent"))
         await self.until(lambda: self.supervisor._processes, "the first one's process")
         waiting = Deferred.fromCoroutine(self.begin("plain"))
-        await self.until(lambda: self.world.installer.find("plain"), "the other one's turn to come next")
+        await self.until(lambda: self.supervisor._key_locks[M0].waiting, "the other one's turn to come next")
         waiting.cancel()
         await self.assertFailure(waiting, CancelledError)
+        await self.supervisor.stop_exact(M0, expected_address="", force=True)
         await self.assertFailure(slow, StartFailed)
         await self.until(lambda: not self.supervisor._key_locks, "everybody's turn")
         self.assertEqual(self.supervisor._processes, {})
@@ -303,10 +303,12 @@ class StopTests(ProcessCase):
 
     async def test_unkillable_process_keeps_its_place(self) -> None:
         """What can't be ended keeps entry and port and is reported; once it is really gone they are free (WALK-21)."""
-        self.patch(process, "TERM_WITHIN", 0.1)
-        self.patch(process, "KILL_WITHIN", 0.1)
         launch = await self.begin("plain")
-        patience = self.patch(groups, "signal_group", lambda _leader, _number: None)
+        unkillable = [
+            self.patch(process, "TERM_WITHIN", 0.1),
+            self.patch(process, "KILL_WITHIN", 0.1),
+            self.patch(groups, "signal_group", lambda _leader, _number: None),
+        ]
         done = await self.supervisor.stop_exact(M0, expected_address="", force=True)
         self.assertEqual((done.matched, done.terminated), (True, False))
         self.assertIn("survived", done.error)
@@ -317,7 +319,8 @@ class StopTests(ProcessCase):
         deleted = await self.supervisor.delete("plain")
         self.assertIn("survived", deleted.error)
         self.assertIsNotNone(self.world.installer.find("plain"))
-        patience.restore()
+        for patch in unkillable:
+            patch.restore()
         again = await self.supervisor.stop_exact(M0, expected_address="", force=True)
         self.assertTrue(again.terminated)
         self.assertFalse(self.supervisor.serves(launch.port))
