@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -59,6 +60,12 @@ def between(fleet: Fleet, frontend: Frontend, name: str, value: str) -> Iterator
         fleet.settle()
 
 
+def why_unready(frontend: Frontend) -> str:
+    """The reason of a 503, empty for another status."""
+    status, reason = readiness(frontend)
+    return reason if status == 503 else ""
+
+
 def readiness(frontend: Frontend) -> tuple[int, str]:
     """Status of ``/readyz``, and why the database is not in order."""
     reply = ask(frontend.url + "/readyz", timeout=10)
@@ -81,7 +88,7 @@ def test_one_frontends_way_falls_silent(fleet: Fleet) -> None:
             more_tokens(stream, 3)
             way.swallow()
             try:
-                until("not ready, and why", lambda: readiness(first)[0] == 503 and readiness(first)[1], NOTICED_WITHIN)
+                until("not ready, and why", lambda: why_unready(first), NOTICED_WITHIN)
                 assert ask(first.url + "/healthz").status == 200
                 assert readiness(other) == (200, "")
                 assert fleet.asked(1, "on-1") == (200, ANSWER)
@@ -118,14 +125,28 @@ def stopped(fleet: Fleet) -> Iterator[None]:
     assert isinstance(fleet.cluster.database, Launched)
     server = fleet.cluster.database.server.pid
     assert server is not None
-    pids = [server, *descendants(server)]
+    os.kill(server, signal.SIGSTOP)
+    until("PostgreSQL's first process standing still", lambda: standing(server), 10)
+    pids = [server, *descendants(server)]  # it makes no other one now; one that was ending may be gone
     for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
+        send(pid, signal.SIGSTOP)
     try:
         yield
     finally:
         for pid in pids:
-            os.kill(pid, signal.SIGCONT)
+            send(pid, signal.SIGCONT)
+
+
+def standing(pid: int) -> bool:
+    """Whether a process is stopped."""
+    text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    return text.rpartition(")")[2].split()[0] == "T"
+
+
+def send(pid: int, number: signal.Signals) -> None:
+    """A signal to a process, if it is there."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
 
 
 def test_everything_hangs_at_once(fleet: Fleet) -> None:
@@ -153,10 +174,9 @@ def test_everything_hangs_at_once(fleet: Fleet) -> None:
 
             def unready() -> bool:
                 took.extend(alive(frontend) for frontend in cluster.frontends)
-                return all(readiness(frontend)[0] == 503 for frontend in cluster.frontends)
+                return all(why_unready(frontend) for frontend in cluster.frontends)
 
-            until("neither is ready", unready, NOTICED_WITHIN)
-            assert all(readiness(frontend)[1] for frontend in cluster.frontends)
+            until("neither is ready, and why", unready, NOTICED_WITHIN)
             took += [alive(frontend) for frontend in cluster.frontends for _ in range(20)]
         cluster.workers[1].thaw()
         inside.heal()
