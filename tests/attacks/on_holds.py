@@ -16,8 +16,8 @@ ATTACKS: tuple[Attack, ...] = (
     Attack(
         name="the-error-of-a-hold-without-its-facts",
         file="localai_dist/loads/job.py",
-        old="            done = self.progress.summary(self._clock.seconds() - self._begun)\n",
-        new='            done = ""\n',
+        old='f"{text}{self.progress.summary(lasted)})"',
+        new='f"{text})"',
         reddens=(f"{_IN_USE}.test_bytes_that_move_outlive_the_base_and_silence_ends_it",),
         leaves_green=(f"{_IN_USE}.test_the_backend_has_its_whole_budget",),
     ),
