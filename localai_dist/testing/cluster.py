@@ -145,7 +145,7 @@ class Cluster:
         for frontend in self.frontends:
             frontend.start()
         for frontend in self.frontends:
-            self.wait_for(f"{frontend.name} ready", frontend.is_ready, START_BOUND)
+            self.wait_for(f"{frontend.name} ready", frontend.is_ready, START_BOUND, needed=self.frontends)
 
     def _start_workers(self) -> None:
         self._say(f"starting {_count(self.plan.workers, 'worker')}")
@@ -154,10 +154,15 @@ class Cluster:
         earlier = {name: node.get("last_heartbeat") for name, node in self.nodes().items()}
         for worker in self.workers:
             worker.start()
-        self.wait_for("registration of every worker", lambda: self.workers_registered(earlier), START_BOUND)
-        if self.workers_spread() or not self.plan.auto_approve:
-            return
-        self.wait_for("a tunnel of every worker, spread over the frontends", self.workers_spread, START_BOUND)
+        needed = [*self.frontends, *self.workers]
+        what = "registration of every worker"
+        self.wait_for(what, lambda: self.workers_registered(earlier), START_BOUND, needed=needed)
+        if not self.workers_spread() and self.plan.auto_approve:
+            what = "a tunnel of every worker, spread over the frontends"
+            self.wait_for(what, self.workers_spread, START_BOUND, needed=needed)
+        for worker in self.workers:
+            if worker.home is not None:  # a frontend has its tunnel; the worker itself hears of that a moment later
+                self.wait_for(f"{worker.name} ready", worker.is_ready, START_BOUND, needed=needed)
 
     def _frontend(self, index: int, port: int) -> Frontend:
         name = f"frontend-{index}"
@@ -226,17 +231,23 @@ class Cluster:
         """Every daemon of the cluster."""
         return [*self.frontends, *self.workers, *self._others]
 
-    def wait_for(self, what: str, fact: Callable[[], T | None], bound: float) -> T:
+    def wait_for(
+        self, what: str, fact: Callable[[], T | None], bound: float, *, needed: Sequence[Child] | None = None
+    ) -> T:
         """
         Wait for a fact about the whole cluster; a child that ends meanwhile ends the waiting.
 
+        Args:
+            needed: the children without which the waiting is over, also those that have ended by now; None: all that
+                run now.
+
         Raises:
-            ClusterFailed: it did not come, or a child that was running ended; one line that tells which and why.
+            ClusterFailed: it did not come, or a child that was needed ended; one line that tells which and why.
         """
-        running = [child for child in self.children if child.is_alive()]
+        watched = [child for child in self.children if child.is_alive()] if needed is None else needed
 
         def asked() -> T | None:
-            for child in running:
+            for child in watched:
                 if not child.is_alive():
                     raise ClusterFailed(f"while waiting for {what}: {child.obituary()}")
             return fact()

@@ -145,6 +145,8 @@ def _answer(connection: socket.socket) -> DoorAnswer:
         return DoorAnswer(status)
     sizes = [line.split(b":")[1] for line in head.splitlines() if line.lower().startswith(b"content-length:")]
     while len(body) < int(sizes[0]):
-        body += connection.recv(65536)
+        more = connection.recv(65536)
+        assert more, f"the door hung up after {body!r}"
+        body += more
     error = json.loads(body)["error"]
     return DoorAnswer(status, error["code"], error["message"])

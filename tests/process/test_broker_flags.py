@@ -36,6 +36,9 @@ FRONTEND_NAMES = {
 NODE_NAMES = {"LOCALAI_AGENT_SUBJECT", "LOCALAI_AGENT_QUEUE"}
 PROGRAMS = ("localai-frontend", "localai-worker", "localai-agent-worker")
 MISSING = "/no/such/folder/tls.pem"
+PORTS = Ports()
+"""One for all: daemons that are made together, before any of them listens, get different ones."""
+WAITS = "waits for approval: localai-dist nodes approve waiting"
 
 
 @pytest.fixture(scope="module")
@@ -87,8 +90,7 @@ class Daemon:
 def daemon(cluster: Cluster, name: str, program: str, *words: str, **more: str) -> Daemon:
     """A daemon beside the cluster, made of the frontend's environment, not started."""
     frontend = cluster.frontends[0]
-    ports = Ports()
-    here = f"127.0.0.1:{ports.one()}"
+    here = f"127.0.0.1:{PORTS.one()}"
     folder = cluster.state.folder(name, inside=["data", "models", "backends"])
     env = {name: value for name, value in frontend.env.items() if name in ("LOCALAI_REGISTRATION_TOKEN",)}
     env |= {"LOCALAI_DATA_PATH": str(folder / "data"), "LOCALAI_HEARTBEAT_INTERVAL": "300ms"}
@@ -98,7 +100,7 @@ def daemon(cluster: Cluster, name: str, program: str, *words: str, **more: str) 
             env |= {"LOCALAI_INSTANCE_ID": name}
         case "localai-worker":
             env |= {
-                "LOCALAI_SERVE_ADDR": f"127.0.0.1:{ports.backends()}",
+                "LOCALAI_SERVE_ADDR": f"127.0.0.1:{PORTS.backends()}",
                 "LOCALAI_MODELS_PATH": str(folder / "models"),
             }
             env |= {"LOCALAI_BACKENDS_PATH": str(folder / "backends")}
@@ -180,15 +182,26 @@ def test_all_three_start_and_nothing_connects(gated: Cluster, broker: socket.soc
             one.child.kill()
 
 
-def test_an_agent_worker_registers_beats_and_dials(gated: Cluster) -> None:
-    """An agent worker is a node of its own kind: it registers, beats, and opens its tunnel once approved (WALK-20)."""
-    agent = daemon(gated, "agent", "localai-agent-worker")
-    agent.child.start()
+@pytest.fixture(scope="module")
+def agent(gated: Cluster) -> Daemon:
+    """An agent worker that was registered, approved, and has its tunnel."""
+    made = daemon(gated, "agent", "localai-agent-worker")
+    made.child.start()
     gated.wait_for("its registration", lambda: "agent" in gated.nodes(), 40)
     node = gated.nodes()["agent"]
     assert (node["node_type"], node["status"]) == ("agent", "pending")
     approve(gated, "agent")
-    gated.wait_for("its tunnel", agent.is_ready, 40)
+    gated.wait_for("its tunnel", lambda: made.is_ready() and connected(gated, "agent"), 40)
+    return made
+
+
+def connected(cluster: Cluster, name: str) -> bool:
+    """Whether the frontend has claimed a node's tunnel, which it does a moment after the node has it."""
+    return bool(cluster.nodes()[name]["tunnel"]["state"] == "connected")
+
+
+def test_an_agent_worker_registers_beats_and_dials(gated: Cluster, agent: Daemon) -> None:
+    """An agent worker is a node of its own kind: it registers, beats, and opens its tunnel once approved (WALK-20)."""
     node = gated.nodes()["agent"]
     assert (node["status"], node["tunnel"]["state"]) == ("healthy", "connected")
     heard = node["last_heartbeat"]
@@ -197,11 +210,9 @@ def test_an_agent_worker_registers_beats_and_dials(gated: Cluster) -> None:
     assert {it.address for it in sockets_of(agent.child.pid)} == {"127.0.0.1"}
 
 
-def test_an_agent_worker_answers_every_verb_404(gated: Cluster) -> None:
+def test_an_agent_worker_answers_every_verb_404(gated: Cluster, agent: Daemon) -> None:
     """Every verb is answered 404, 401 without the token; a frontend that asks is told by 501 (WALK-20)."""
-    agent = next(child for child in gated.children if child.name == "agent")
-    url = "http://" + agent.env["LOCALAI_HTTP_ADDR"]
-    token = gated.secrets.registration_token
+    url, token = agent.url, gated.secrets.registration_token
     assert len(VERBS) >= 10
     for path in VERBS:
         assert ask(url + path, key=token, method="POST", body={}).status == 404, path
@@ -233,9 +244,9 @@ def test_only_distributed_require_auth_makes_an_agent_worker_wait(gated: Cluster
     assert {gated.nodes()[name]["status"] for name in ids} == {"pending"}
     gated.wait_for("the dial that is refused", lambda: _refusals(gated, ids["dialling"]) >= 2, 20)
     assert _refusals(gated, ids["waiting"]) == 0
+    gated.wait_for("the reason in its log", lambda: WAITS in waiting.child.log.read_text(), 20)
     told = ask(waiting.url + "/readyz")
-    assert told.status == 503 and "approval" in told.text
-    assert "localai-dist nodes approve waiting" in waiting.child.log.read_text()
+    assert told.status == 503 and WAITS in told.text
     for one in (waiting, dialling):
         approve(gated, one.child.name)
         gated.wait_for(f"the tunnel of {one.child.name}", one.is_ready, 40)

@@ -12,6 +12,7 @@ import pytest
 
 from localai_dist.errors import UserMistake
 from localai_dist.testing.child import Child, ChildFailed, child_environment, end_all
+from localai_dist.testing.cluster import Cluster, ClusterFailed, Plan
 from localai_dist.testing.state import State, StateUnusable, wipe
 from localai_dist.testing.waiting import NeverCame, until
 from tests.process.kit import living
@@ -80,6 +81,20 @@ def test_waiting_names_what_did_not_come(child: Child) -> None:
     """A wait that is over says for what."""
     with pytest.raises(NeverCame, match=r"the end of child did not come within 0\.1 s"):
         child.wait_ended(0.1)
+
+
+def test_a_child_that_is_needed_and_gone_ends_the_waiting(tmp_path: Path) -> None:
+    """A daemon that ended before anybody waited for it is told at once, not after the bound (WALK-2)."""
+    gone, stays = make(tmp_path, "print('no use')", "gone"), make(tmp_path, SLEEPER, "stays")
+    for child in (gone, stays):
+        child.start()
+    try:
+        gone.wait_ended(20)
+        cluster = Cluster(Plan(state=tmp_path / "state"))
+        with pytest.raises(ClusterFailed, match=r"while waiting for both: gone \(pid .* exit code 0: no use"):
+            cluster.wait_for("both", lambda: None, 600, needed=[stays, gone])
+    finally:
+        stays.kill()
 
 
 def test_nothing_yet_is_no_fact() -> None:

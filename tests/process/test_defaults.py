@@ -56,7 +56,7 @@ def test_the_owner_is_killed(fleet: Fleet) -> None:
     served = Watch(lambda: fleet.asked(1, "on-1"), every=0.5)
     with Watch(fleet.replicas, 0.2) as seen, Watch(lambda: fleet.statuses(survivor), 0.2) as statuses, served:
         lost = "select 1 from node_connections where disconnected_at < now() - make_interval(secs => %s)"
-        until("two looks after the sweep", lambda: fleet.rows(lost, 2 * TICK + 0.5), LIVE_WINDOW + 2 * TICK + 10)
+        until("two looks after the sweep", lambda: fleet.rows(lost, 2 * TICK + 0.5), LIVE_WINDOW + 2 * TICK + 30)
         assert fleet.asked(1, "on-0") == (503, "worker_reconnecting")
         fleet.ways[0, 1].unblock(ROUTE)
         until("the worker's new home", lambda: fleet.home(0) == 1, HOMED_WITHIN)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import shutil
 import signal
 import socket
@@ -144,6 +145,7 @@ def test_restart_by_hand(state: Path) -> None:
         first = ready["frontends"][0]
         os.kill(first["pid"], signal.SIGKILL)
         until("its end", lambda: not kit.living({first["pid"]}), 5)
+        assert "frontend-0" in first_error(process)
         with open(first["log"], "ab") as log:
             mine = subprocess.Popen(first["argv"], env=first["env"], cwd=first["cwd"], stdout=log, stderr=log)
         try:
@@ -152,8 +154,14 @@ def test_restart_by_hand(state: Path) -> None:
             mine.kill()
             mine.wait()
         assert process.poll() is None
-        process.terminate()
-        assert "frontend-0" in process.communicate()[1]
+
+
+def first_error(process: subprocess.Popen[str]) -> str:
+    """The first line that a demo writes to stderr."""
+    assert process.stderr is not None
+    ready, _, _ = select.select([process.stderr], [], [], 30)
+    assert ready, "nothing on stderr within 30 s"
+    return process.stderr.readline()
 
 
 def test_a_model_dropped_in_is_served(state: Path) -> None:
@@ -225,7 +233,8 @@ def touching(folder: Path) -> dict[int, str]:
     found = {}
     for entry in filter(lambda it: it.name.isdigit(), Path("/proc").iterdir()):
         try:
-            told = kit.command_line(int(entry.name)), os.readlink(entry / "cwd"), (entry / "environ").read_text()
+            environment = (entry / "environ").read_bytes().decode(errors="replace")
+            told = kit.command_line(int(entry.name)), os.readlink(entry / "cwd"), environment
         except OSError:  # ended meanwhile, or somebody else's
             continue
         if any(str(folder) in text for text in told):

@@ -9,7 +9,7 @@ import pytest
 from localai_dist.testing.cluster import Cluster
 from tests.process.kit import open_folder, quick_plan, rows, running
 from tests.process.node_openai import client_missing, streaming
-from tests.process.scripted import add_model, galleries, reported
+from tests.process.scripted import add_model, galleries, gate_of, reported
 
 
 @pytest.fixture(scope="module")
@@ -26,11 +26,13 @@ def fleet() -> Iterator[Cluster]:
 
 def test_a_stream_begins_while_the_model_loads(fleet: Cluster) -> None:
     """The client has its stream, and comments it does not show, before the model is loaded; then tokens (LOAD-8)."""
-    events = add_model(fleet, "late", "test:load_delay=13", "test:answer=better late than never")
+    gate = gate_of(fleet, "late")
+    events = add_model(fleet, "late", f"test:load_gate={gate}", "test:answer=better late than never")
     with streaming(fleet, fleet.frontends[0], "late") as seen:
         early = [next(seen), next(seen)]
         assert {one["event"] for one in early} == {"open", "comment"}
         assert not loaded(fleet, "late")
+        gate.touch()
         rest = list(seen)
     assert loaded(fleet, "late")
     tokens = [one["text"] for one in rest if one["event"] == "token"]
@@ -42,9 +44,12 @@ def test_a_stream_begins_while_the_model_loads(fleet: Cluster) -> None:
 
 def test_a_stream_whose_load_fails(fleet: Cluster) -> None:
     """A load that fails after the stream began is an error to the client, with the backend's words (LOAD-8, BR-018)."""
-    add_model(fleet, "never", "test:load_delay=12", "test:load=fail")
+    gate = gate_of(fleet, "never")
+    add_model(fleet, "never", f"test:load_gate={gate}", "test:load=fail")
     with streaming(fleet, fleet.frontends[1], "never") as seen:
-        told = list(seen)
+        told = [next(seen)]
+        gate.touch()
+        told += seen
     assert [one["event"] for one in told if one["event"] != "comment"] == ["open", "error"]
     assert told[-1]["official"] and "the script says: no load" in told[-1]["message"], told
     assert told[-1]["code"] == "model_load_failed"

@@ -24,7 +24,7 @@ from localai_dist.wire.credentials import digest
 from localai_dist.worker.environment import GRPC_TOKEN
 from tests.process.kit import command_line, localai_dist, open_folder, quick_plan, rows, running
 from tests.process.outside import backends_of, environment_of, knock
-from tests.process.scripted import add_model, chat, galleries
+from tests.process.scripted import add_model, chat, galleries, pin
 
 PASSWORD = "pa55-of-the-database"
 OTHER_KEY = "sk-another-key-of-an-operator"
@@ -86,9 +86,11 @@ def _good_and_bad_times(cluster: Cluster, server: PostgresServer) -> list[str]:
     first, second = cluster.frontends
     cluster.restart(first)
     cluster.wait_for("the first frontend", first.is_ready, 40)
+    _await_nodes(cluster)
     with ThreadPoolExecutor(3) as pool:
         models = [("scripted",), ("broken", "test:load=fail"), ("mortal", "test:die_at=3")]
         list(pool.map(lambda words: add_model(cluster, *words), models))
+    pin(cluster, "mortal", 0)  # on the worker that is stopped below: the row of its dead process goes with it
     said = [chat(cluster, frontend, model) for frontend in cluster.frontends for model in ("tiny-facts", "scripted")]
     assert [reply.status for reply in said] == [200] * 4, said
     said += [chat(cluster, second, model) for model in ("broken", "mortal", "nobody's")]
@@ -104,11 +106,22 @@ def _good_and_bad_times(cluster: Cluster, server: PostgresServer) -> list[str]:
     os.kill(worker.pid, signal.SIGTERM)
     worker.wait_ended(20)
     worker.start()
-    cluster.wait_for("its tunnel", worker.is_ready, 40)
+    _await_nodes(cluster)
     said += [chat(cluster, second, model) for model in ("tiny-facts", "scripted")]
     assert said[-1].status == said[-2].status == 200
     said += [_admin(cluster, path) for path in ("/api/nodes", "/api/nodes/models", "/api/operations", "/readyz")]
     return [reply.text for reply in said]
+
+
+def _await_nodes(cluster: Cluster) -> None:
+    """Every worker has its tunnel, and both frontends would place a model on it."""
+
+    def at_work() -> bool:
+        told = [node for frontend in cluster.frontends for node in cluster.nodes(frontend).values()]
+        fit = [node for node in told if (node["status"], node["tunnel"]["state"]) == ("healthy", "connected")]
+        return len(fit) == len(told) == 4 and all(worker.is_ready() for worker in cluster.workers)
+
+    cluster.wait_for("every node at work", at_work, 40)
 
 
 def _admin(cluster: Cluster, path: str) -> Reply:
