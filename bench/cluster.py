@@ -82,7 +82,7 @@ def _black_hole(fleet: Fleet) -> tuple[float, float]:
     """How long the worker and its owner believe in a tunnel that swallows everything (s)."""
     cluster: Cluster = fleet.cluster
     owner, worker = _settled_home(fleet), cluster.workers[0]
-    told = f"node {worker.node_id} lost its tunnel"
+    told = f"({worker.node_id}) lost its tunnel"
     log = cluster.frontends[owner].log
     before = log.read_text().count(told)
     fleet.ways[0, owner].swallow()

@@ -32,7 +32,38 @@ MAX_PATH_PARTS = 64
 MAX_FILE_NAME_BYTES = MAX_PART_BYTES - 18
 """Bytes in a staged file's name, UTF-8: what a worker keeps beside it has a name up to 18 bytes longer."""
 
+NAMES_KEPT = 10_000
+"""How many names of nodes are remembered."""
+
 _IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,35}")
+
+
+class NodeNames:
+    """
+    What people call the nodes that this process has heard of: for logs and errors, never for a decision.
+
+    Whoever reads a node's row says so here; a name stays with its node for good.
+    """
+
+    def __init__(self) -> None:
+        self._names: dict[str, str] = {}
+
+    def learn(self, node: str, name: str) -> None:
+        """``node`` is called ``name``."""
+        if node in self._names or not name:
+            return
+        if len(self._names) >= NAMES_KEPT:
+            del self._names[next(iter(self._names))]
+        self._names[node] = name
+
+    def __call__(self, node: str) -> str:
+        """The node's name; its id while the name is not known."""
+        return self._names.get(node, node)
+
+    def with_id(self, node: str) -> str:
+        """``worker-1 (86e6276e-…)``, for a line by which somebody may want to look for the node elsewhere."""
+        name = self(node)
+        return node if name == node else f"{name} ({node})"
 
 
 def parse_node_id(text: str) -> NodeId:

@@ -10,7 +10,7 @@ Source: design §2.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, TypeAlias, assert_never
 
@@ -69,7 +69,7 @@ class NoRoute:
 
     node: str
     departed: bool
-    name: str = ""
+    name: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Reconnecting:
 
     node: str
     seconds_left: float | None = None
-    name: str = ""
+    name: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from twisted.logger import Logger
 
 from localai_dist.health.departure import Departures
 from localai_dist.health.verdict import Demote, Leave, Promote, judge
-from localai_dist.ids import NodeId
+from localai_dist.ids import NodeId, NodeNames
 from localai_dist.reach import Outcome, describe
 from localai_dist.registry.presence import NEVER_DIALLED, Presence
 from localai_dist.registry.records import Node
@@ -55,6 +55,7 @@ class HealthMonitor:
         interval: between two looks (s).
         stale_after: silence that makes a node offline (s).
         grace: how long a lost tunnel may take to come back (s).
+        names: what people call the nodes.
     """
 
     log = Logger()
@@ -69,7 +70,9 @@ class HealthMonitor:
         interval: float = 15.0,
         stale_after: float = 60.0,
         grace: float = 90.0,
+        names: NodeNames | None = None,
     ) -> None:
+        self._names = names or NodeNames()
         self._nodes = nodes
         self._ownership = ownership
         self._departures = departures
@@ -103,7 +106,9 @@ class HealthMonitor:
         try:
             for silent in await self._nodes.mark_stale_offline(self._stale_after) if answered else ():
                 self.log.warn(
-                    "node {node} is offline: no heartbeat for {seconds} s", node=silent, seconds=self._stale_after
+                    "node {node} is offline: no heartbeat for {seconds} s",
+                    node=self._names.with_id(silent),
+                    seconds=self._stale_after,
                 )
             nodes = await self._nodes.all()
             presence = await self._ownership.presence_many([node.id for node in nodes], self._grace)

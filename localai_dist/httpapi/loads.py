@@ -29,7 +29,9 @@ async def load(call: Call) -> Answer:
     """``POST /backend/load``: answers when the model is loaded, or 503 ``model_loading`` when the wait is over."""
     model = call.model(call.body(ModelBody).model)
     replica = await call.api.loads.ensure(model, wait=call.api.load_wait)
-    return Json({"message": "model loaded", "model": model.name, "node": replica.node_id})
+    return Json(
+        {"message": "model loaded", "model": model.name, "node": replica.node_id, "node_name": replica.node_called}
+    )
 
 
 async def shutdown(call: Call) -> Answer:

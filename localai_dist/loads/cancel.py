@@ -49,10 +49,12 @@ async def stop_process(tools: Tools, claim: Claim, node: NodeId, replica_index: 
             force=True,
             attempt=claim.attempt,
             timeout=WITHIN,
+            name=tools.called(node),
         )
     except (Unreached, UnloadFailed, StoreUnavailable) as error:
         key = ProcessKey(claim.key, replica_index)
-        _log.warn("the process of {key} on node {node} may still run: {error}", key=str(key), node=node, error=error)
+        text = "the process of {key} on node {node} may still run: {error}"
+        _log.warn(text, key=str(key), node=tools.called(node), error=error)
 
 
 async def remove_files(tools: Tools, model: str, node: NodeId, *, unfinished_only: bool = False) -> None:
@@ -66,4 +68,5 @@ async def remove_files(tools: Tools, model: str, node: NodeId, *, unfinished_onl
     except (Unreached, StoreUnavailable) as error:
         trouble = str(error)
     if trouble:
-        _log.warn("files of {model} stay on node {node}: {trouble}", model=model, node=node, trouble=trouble)
+        text = "files of {model} stay on node {node}: {trouble}"
+        _log.warn(text, model=model, node=tools.called(node), trouble=trouble)

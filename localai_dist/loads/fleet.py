@@ -110,7 +110,7 @@ class Fleet:
         ties = await self._ties({row.node_id for row in rows})
         for row in rows:
             if ties.get(row.node_id) is Tie.DEPARTED and row.state == "loaded":
-                await self.replicas.reap(row, NoRoute(row.node_id, departed=True))
+                await self.replicas.reap(row, NoRoute(row.node_id, departed=True, name=row.node_name))
 
     async def _ties(self, nodes: set[NodeId]) -> dict[NodeId, Tie]:
         found = await self.ownership.presence_many(sorted(nodes), self.grace)

@@ -238,8 +238,8 @@ class LoadJob:
             why = "its node was removed meanwhile" if error.refers_to_nothing else "the database did not take its row"
             text = f"{self._model.name} is loaded, but {why}"
             raise LoadFailed(f"{text}: {error}", text) from error
-        node = loaded.node if self._place is None else self._place.node_name
-        self.log.info("{model} is loaded on node {node}", model=self._model.name, node=node)
+        name = self._tools.called(loaded.node) if self._place is None else self._place.node_name
+        self.log.info("{model} is loaded on node {node}", model=self._model.name, node=name)
 
     async def _written(self, hold: HoldTimer, write: Callable[[], Awaitable[bool]]) -> None:
         """A fenced write, repeated while the database is away: a load outlives its restart."""

@@ -196,7 +196,7 @@ class Retirement:
             "{model} #{index} on node {node} {why}: it takes no new request",
             model=row.model_name,
             index=row.replica_index,
-            node=row.node_id,
+            node=row.node_called,
             why=why,
         )
 
@@ -222,6 +222,7 @@ class Retirement:
                 replica.replica_index,
                 replica.address,
                 revision=replica.config_revision,
+                name=self._tools.called(replica.node_id),
             )
         except UnloadFailed as error:
             await self._table.failed(replica, str(error), AGAIN.delay(attempt, 1.0))

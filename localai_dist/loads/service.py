@@ -60,6 +60,7 @@ class Loads:
         is_gone: whether this frontend has no file of a model, not even a broken one: for ending its load, and for
             stopping its replicas when no other frontend serves it. None: whatever can't be found is gone.
         tables: what stands for the database's own; None = the pool's.
+        called: what people call a node.
     """
 
     log = Logger()
@@ -81,6 +82,7 @@ class Loads:
         find_model: Callable[[str], ModelConfig | None] = lambda name: None,
         is_gone: Callable[[str], bool] | None = None,
         tables: Tables | None = None,
+        called: Callable[[NodeId], str] = str,
     ) -> None:
         self._find_model = find_model
         self._is_gone = is_gone or (lambda name: find_model(name) is None)
@@ -95,6 +97,7 @@ class Loads:
             connect_backend=connect_backend,
             clock=clock,
             settings=settings,
+            called=called,
         )
         self._flights: dict[str, Flight] = {}
         self._jobs: dict[str, LoadJob] = {}
@@ -227,7 +230,7 @@ class Loads:
             gone = await unload_replicas(self._tools.verbs, self._tools.fleet.replicas, model_name, node)
             if gone or node is None or await self._loads_on(model_name, node):
                 return gone
-            return await stop_strays(self._tools.verbs, model_name, node)
+            return await stop_strays(self._tools.verbs, model_name, node, self._tools.called)
 
     async def _loads_on(self, model_name: str, node: NodeId) -> bool:
         row = await self._tools.table.read(model_name)

@@ -19,6 +19,7 @@ async def stop_exactly(
     revision: str = "",
     attempt: int = 0,
     timeout: float | None = None,
+    name: str = "",
 ) -> ModelStopReply:
     """
     The process of this replica is gone when this returns, whether it ended now or was absent already.
@@ -28,6 +29,7 @@ async def stop_exactly(
         force: don't ask it to give its memory back first.
         attempt: the load job's fence.
         timeout: seconds; None is the verb's own budget.
+        name: what people call the node.
 
     Raises:
         UnloadFailed: the worker says that it still runs, or that another process has its place.
@@ -45,4 +47,4 @@ async def stop_exactly(
     reply = await verbs.call(node, MODEL_STOP, request, timeout=timeout)
     if reply.terminated or (not reply.matched and not reply.error):
         return reply
-    raise UnloadFailed(f"{key} on node {node} is not gone: {reply.error or 'the worker gave no reason'}")
+    raise UnloadFailed(f"{key} on node {name or node} is not gone: {reply.error or 'the worker gave no reason'}")

@@ -120,6 +120,7 @@ class Tools:
 
     Attributes:
         instance: this frontend, as the others know it.
+        called: what people call a node.
     """
 
     instance: InstanceId
@@ -131,3 +132,4 @@ class Tools:
     connect_backend: ConnectBackend
     clock: IReactorTime
     settings: LoadSettings
+    called: Callable[[NodeId], str] = str

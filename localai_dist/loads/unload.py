@@ -9,6 +9,7 @@ Source: internals §8 (an unload that could not free must say so), acceptance WA
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from twisted.logger import Logger
@@ -58,7 +59,7 @@ async def unload_replicas(verbs: VerbsLike, replicas: ReplicasLike, model: str, 
         try:
             gone.append(await _unload_one(verbs, replica))
         except (UnloadFailed, Unreached) as error:
-            _log.warn("{model} on node {node} stays: {error}", model=model, node=replica.node_id, error=error)
+            _log.warn("{model} on node {node} stays: {error}", model=model, node=replica.node_called, error=error)
             failure = failure or error
             continue
         await replicas.remove(replica.node_id, model, replica.replica_index, replica.address)
@@ -67,7 +68,9 @@ async def unload_replicas(verbs: VerbsLike, replicas: ReplicasLike, model: str, 
     return gone
 
 
-async def stop_strays(verbs: VerbsLike, model: str, node: NodeId) -> list[Unloaded]:
+async def stop_strays(
+    verbs: VerbsLike, model: str, node: NodeId, called: Callable[[NodeId], str] = str
+) -> list[Unloaded]:
     """
     Stop every process of ``model`` that the worker itself says it runs: for a node where no row tells of one.
 
@@ -77,14 +80,14 @@ async def stop_strays(verbs: VerbsLike, model: str, node: NodeId) -> list[Unload
     """
     reply = await verbs.call(node, MODELS_RUNNING, Empty())
     if reply.error:
-        raise UnloadFailed(f"node {node} can't say what it runs: {reply.error}")
+        raise UnloadFailed(f"node {called(node)} can't say what it runs: {reply.error}")
     gone: list[Unloaded] = []
     failure: UnloadFailed | None = None
     for one in reply.models:
         if one.model_id != model:
             continue
         try:
-            done = await stop_exactly(verbs, node, model, one.replica_index, one.address, force=True)
+            done = await stop_exactly(verbs, node, model, one.replica_index, one.address, force=True, name=called(node))
         except UnloadFailed as error:
             failure = failure or error
             continue
@@ -105,6 +108,7 @@ async def _unload_one(verbs: VerbsLike, replica: Replica) -> Unloaded:
             replica.address,
             force=bool(trouble),
             revision=replica.config_revision,
+            name=replica.node_called,
         )
     except UnloadFailed as error:
         raise UnloadFailed(f"{error}; before that, Free failed: {trouble}" if trouble else str(error)) from error

@@ -10,7 +10,7 @@ from typing import Any
 
 from twisted.logger import Logger
 
-from localai_dist.ids import NodeId
+from localai_dist.ids import NodeId, NodeNames
 from localai_dist.reach import Outcome, may_demote
 from localai_dist.registry.acting import acts_on
 from localai_dist.registry.budget import budget_bytes, capped
@@ -54,13 +54,21 @@ class Nodes:
 
     Args:
         mint: a fresh random token.
+        names: told the name of each node that is read.
     """
 
     _log = Logger()
 
-    def __init__(self, pool: Pool, *, mint: Callable[[], str] = lambda: mint_token(secrets.token_bytes(32))) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        *,
+        mint: Callable[[], str] = lambda: mint_token(secrets.token_bytes(32)),
+        names: NodeNames | None = None,
+    ) -> None:
         self._pool = pool
         self._mint = mint
+        self._names = names or NodeNames()
 
     async def register(
         self, registration: Registration, *, auto_approve: bool, presented_token: str | None, loose: bool = False
@@ -85,7 +93,7 @@ class Nodes:
         node_id, token, claim, dropped = await self._pool.transaction(work)
         node = await self.get(NodeId(node_id))
         if node is None:
-            raise StoreUnavailable(f"node {node_id} was removed while it registered")
+            raise StoreUnavailable(f"node {registration.name} was removed while it registered")
         if claim is Claim.NEWCOMER:
             self._log.warn(
                 "a second worker registered as {name}, from {newcomer}; it waits, and the one from {holder} stays",
@@ -132,6 +140,7 @@ class Nodes:
         row = await self._pool.fetch_one(SQL["tokens"], {"id": node_id})
         if row is None:
             return TokenCheck.UNKNOWN_NODE
+        self._names.learn(node_id, row["name"])
         stored = StoredIdentity(row["node_token_hash"], row["parked_token_hash"])
         return check(stored, token, approved=row["approved"])
 
@@ -261,17 +270,17 @@ class Nodes:
 
     async def all(self) -> list[Node]:
         """Every node, by name."""
-        return [node_of(row) for row in await self._pool.fetch(SQL["all"])]
+        return [self._node(row) for row in await self._pool.fetch(SQL["all"])]
 
     async def get(self, node_id: NodeId) -> Node | None:
         """One node, or None."""
         row = await self._pool.fetch_one(SQL["get"], {"id": node_id})
-        return None if row is None else node_of(row)
+        return None if row is None else self._node(row)
 
     async def by_name(self, name: str) -> Node | None:
         """The node of that name, or None."""
         row = await self._pool.fetch_one(SQL["by_name"], {"name": name})
-        return None if row is None else node_of(row)
+        return None if row is None else self._node(row)
 
     async def labels(self, node_id: NodeId) -> dict[str, str]:
         """
@@ -314,6 +323,11 @@ class Nodes:
     async def delete_label(self, node_id: NodeId, key: str) -> bool:
         """Drop one label; whether it was there."""
         return await self._pool.execute(SQL["delete_label"], {"id": node_id, "key": key}) > 0
+
+    def _node(self, row: Mapping[str, Any]) -> Node:
+        node = node_of(row)
+        self._names.learn(node.id, node.name)
+        return node
 
     async def _known(self, node_id: NodeId) -> Node:
         node = await self.get(node_id)

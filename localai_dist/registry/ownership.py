@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from localai_dist.ids import Epoch, InstanceId, NodeId
+from localai_dist.ids import Epoch, InstanceId, NodeId, NodeNames
 from localai_dist.registry.acting import acts_on
 from localai_dist.registry.presence import Presence, RouteFact, presence_of, route_of
 from localai_dist.store.connection import Row
@@ -21,11 +21,13 @@ class Ownership:
 
     Args:
         live_window: a frontend not seen for longer owns nothing (s, database clock).
+        names: told the name of each node that is asked for.
     """
 
-    def __init__(self, pool: Pool, *, live_window: float) -> None:
+    def __init__(self, pool: Pool, *, live_window: float, names: NodeNames | None = None) -> None:
         self._pool = pool
         self._live_window = live_window
+        self._names = names or NodeNames()
 
     async def claim(self, node: NodeId, instance: InstanceId) -> Epoch:
         """
@@ -48,7 +50,7 @@ class Ownership:
         values = {"node": node, "instance": instance, "epoch": epoch}
         row = await self._pool.fetch_one(SQL["reclaim"], values)
         if row is None:
-            raise FencedOut(f"the tunnel of node {node} was claimed by somebody else since epoch {epoch}")
+            raise FencedOut(f"the tunnel of node {self._names(node)} was claimed by somebody else since epoch {epoch}")
         return Epoch(row["epoch"])
 
     async def adopt(self, nodes: Sequence[NodeId], instance: InstanceId) -> dict[NodeId, Epoch]:
@@ -76,7 +78,7 @@ class Ownership:
         """
         values = {"node": node, "instance": instance, "epoch": epoch}
         if await self._pool.execute(SQL["release"], values) == 0:
-            raise FencedOut(f"the tunnel of node {node} was claimed by somebody else since epoch {epoch}")
+            raise FencedOut(f"the tunnel of node {self._names(node)} was claimed by somebody else since epoch {epoch}")
 
     async def route(self, node: NodeId, *, grace: float) -> RouteFact:
         """Where the node is and how to get to its owner, by one statement."""
@@ -96,4 +98,7 @@ class Ownership:
 
     async def _presence(self, nodes: Sequence[NodeId], grace: float) -> list[Row]:
         values = {"nodes": list(dict.fromkeys(nodes)), "grace": grace, "window": self._live_window}
-        return await self._pool.fetch(SQL["presence"], values)
+        rows = await self._pool.fetch(SQL["presence"], values)
+        for row in rows:
+            self._names.learn(row["node_id"], row["name"])
+        return rows

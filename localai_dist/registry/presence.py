@@ -37,6 +37,7 @@ class Presence:
         disconnected_at: since when nobody holds it.
         grace_ends_at: when reconnecting becomes departed.
         grace_left: seconds until then by the database's clock, not below 0.
+        name: what people call the node; empty when the registry has no such node.
     """
 
     state: PresenceState
@@ -46,6 +47,7 @@ class Presence:
     disconnected_at: datetime | None = None
     grace_ends_at: datetime | None = None
     grace_left: float | None = None
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,7 @@ def presence_of(row: Mapping[str, Any]) -> Presence:
         row["disconnected_at"],
         row["grace_ends_at"],
         None if left is None else max(0.0, left),
+        row["name"],
     )
 
 
@@ -92,10 +95,10 @@ def outcome_of(node: str, presence: Presence) -> NoRoute | Reconnecting | None:
         case PresenceState.CONNECTED:
             return None
         case PresenceState.NEVER_DIALLED:
-            return NoRoute(node, departed=False)
+            return NoRoute(node, departed=False, name=presence.name)
         case PresenceState.DEPARTED:
-            return NoRoute(node, departed=True)
+            return NoRoute(node, departed=True, name=presence.name)
         case PresenceState.RECONNECTING:
-            return Reconnecting(node, presence.grace_left)
+            return Reconnecting(node, presence.grace_left, presence.name)
         case _:
             assert_never(presence.state)

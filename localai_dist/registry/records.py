@@ -160,6 +160,7 @@ class Replica:
 
     Attributes:
         address: loopback ``host:port`` on that node; means nothing without ``node_id``.
+        node_name: what people call the node; empty in a row that was just written.
         backend_token: what that backend process wants to see. A secret: never logged, kept out of ``repr``.
         in_flight: requests running on it.
     """
@@ -182,6 +183,12 @@ class Replica:
     created_at: datetime | None = None
     updated_at: datetime | None = None
     id: str = ""
+    node_name: str = ""
+
+    @property
+    def node_called(self) -> str:
+        """The node, for people."""
+        return self.node_name or self.node_id
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
 from twisted.logger import Logger
 
 from localai_dist import reach
-from localai_dist.ids import InstanceId, NodeId
+from localai_dist.ids import InstanceId, NodeId, NodeNames
 from localai_dist.mux.classes import TrafficClass
 from localai_dist.mux.errors import MuxError, SessionDead, TooManyStreams
 from localai_dist.net.endpoints import StreamEndpoint
@@ -91,6 +91,7 @@ class Forwarder:
         clock: for deadlines and the cache.
         grace: the reconnect grace (s).
         cache: how long a remote owner is believed (s).
+        names: what people call the nodes.
     """
 
     log = Logger()
@@ -104,7 +105,9 @@ class Forwarder:
         clock: IReactorTime,
         grace: float,
         cache: float = OWNER_CACHE,
+        names: NodeNames | None = None,
     ) -> None:
+        self._names = names or NodeNames()
         self._held = held
         self._peers = peers
         self._ownership = ownership
@@ -162,7 +165,7 @@ class Forwarder:
         try:
             stream, peer = await self._stream(node, traffic, deadline)
         except StaleRoute as stale:
-            self.log.info("asking again for the route to {node}: {reason}", node=node, reason=str(stale))
+            self.log.info("asking again for the route to {node}: {reason}", node=self._names(node), reason=str(stale))
             self.forget(node)
             try:
                 stream, peer = await self._stream(node, traffic, deadline)
@@ -199,7 +202,7 @@ class Forwarder:
             case Local():
                 # The row names us, we hold nothing (any more): the tunnel was lost a moment ago and its release is on
                 # the way. No relaying to ourselves.
-                raise Unreached(reach.Reconnecting(node))
+                raise Unreached(reach.Reconnecting(node, name=fact.presence.name))
             case outcome:
                 raise Unreached(outcome)
 

@@ -16,7 +16,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from localai_dist.ids import NodeId
+from localai_dist.ids import NodeId, NodeNames
 from localai_dist.mux.classes import TrafficClass
 from localai_dist.mux.errors import MuxError
 from localai_dist.net.errors import HandshakeLate, NetError
@@ -52,11 +52,13 @@ class RelayService:
     Args:
         held: the tunnels.
         clock: bounds the opening.
+        names: what people call the nodes.
     """
 
     log = Logger()
 
-    def __init__(self, held: Held, *, clock: IReactorTime) -> None:
+    def __init__(self, held: Held, *, clock: IReactorTime, names: NodeNames | None = None) -> None:
+        self._names = names or NodeNames()
         self._held = held
         self._clock = clock
 
@@ -84,7 +86,7 @@ class RelayService:
         request = await self._request(stream)
         session = self._held.get(request.node)
         if session is None:
-            raise NotRelayed(RelayCode.NOT_OWNER, f"the tunnel of node {request.node} does not end here")
+            raise NotRelayed(RelayCode.NOT_OWNER, f"the tunnel of node {self._names(request.node)} does not end here")
         traffic = TrafficClass.INFERENCE if request.traffic is None else TrafficClass.from_letter(request.traffic)
         stream.traffic = traffic
         budget = HANDSHAKE_TIMEOUT if request.budget_ms is None else request.budget_ms / 1000
@@ -92,9 +94,8 @@ class RelayService:
         try:
             return await before(deadline, _opened(session, traffic), clock=self._clock)
         except (MuxError, Unreached) as error:
-            raise NotRelayed(
-                RelayCode.UNAVAILABLE, f"the tunnel of node {request.node} opens no stream: {error}"
-            ) from error
+            text = f"the tunnel of node {self._names(request.node)} opens no stream: {error}"
+            raise NotRelayed(RelayCode.UNAVAILABLE, text) from error
 
     async def _request(self, stream: MuxStream) -> RelayRequest:
         try:

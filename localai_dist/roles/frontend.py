@@ -21,7 +21,7 @@ from localai_dist.httpapi.api import FrontendApi
 from localai_dist.httpapi.auth import Keys
 from localai_dist.httpapi.readiness import Readiness
 from localai_dist.httpapi.site import make_site
-from localai_dist.ids import InstanceId, NodeId
+from localai_dist.ids import InstanceId, NodeId, NodeNames
 from localai_dist.loads.service import Loads
 from localai_dist.loads.tools import LoadSettings
 from localai_dist.registry.instances import Instances
@@ -74,17 +74,23 @@ class _Graph:
         self.instance = InstanceId(settings.instance_id)
         self.session = session_config(settings.tunnel_keepalive)
         self.pool = Pool(settings.auth_database_url, reactor=reactor, application_name="localai-frontend")
-        self.nodes = Nodes(self.pool)
+        self.names = NodeNames()
+        self.nodes = Nodes(self.pool, names=self.names)
         self.replicas = Replicas(self.pool, caller=self.instance)
         self.scheduling = Scheduling(self.pool)
         self.instances = Instances(self.pool, live_window=settings.instance_live_window)
-        self.ownership = Ownership(self.pool, live_window=settings.instance_live_window)
-        self.held = HeldTunnels(self.ownership, self.instance, clock=reactor)
+        self.ownership = Ownership(self.pool, live_window=settings.instance_live_window, names=self.names)
+        self.held = HeldTunnels(self.ownership, self.instance, clock=reactor, names=self.names)
         self.secret = mint_token(secrets.token_bytes(32))
         self.address = advertised(settings)
         self.peers = self._peers()
         self.forwarder = Forwarder(
-            self.held, self.peers, self.ownership, clock=reactor, grace=settings.worker_reconnect_grace
+            self.held,
+            self.peers,
+            self.ownership,
+            clock=reactor,
+            grace=settings.worker_reconnect_grace,
+            names=self.names,
         )
         self.http = NodeHttp(self.forwarder, reactor=reactor, token=settings.registration_token)
         self.verbs = VerbClient(self.http, clock=reactor)
@@ -97,7 +103,9 @@ class _Graph:
         self.notices = self._notices()
         self.loads.on_ended = self.notices.load_ended
         self.received = ReceivedFiles(Path(settings.data_path) / "received", in_thread=self.in_thread)
-        self.request_files = make_request_files(self.http, self.verbs, reactor=self.reactor, in_thread=self.in_thread)
+        self.request_files = make_request_files(
+            self.http, self.verbs, reactor=self.reactor, in_thread=self.in_thread, called=self.names
+        )
         self.readiness = Readiness("database", "membership", clock=reactor)
 
     def in_thread(self, call: Callable[..., Any], *arguments: Any) -> Deferred[Any]:
@@ -154,6 +162,7 @@ class _Graph:
             clock=self.reactor,
             interval=settings.health_interval,
             stale_after=settings.node_stale_after,
+            names=self.names,
             grace=settings.worker_reconnect_grace,
         )
 
@@ -197,7 +206,7 @@ class _Graph:
         return PeerResource(
             instances=self.instances,
             registration_token=self.settings.registration_token,
-            on_stream=RelayService(self.held, clock=self.reactor).serve,
+            on_stream=RelayService(self.held, clock=self.reactor, names=self.names).serve,
             config=self.session,
             clock=self.reactor,
         )
@@ -211,7 +220,9 @@ class _Graph:
             self.scheduling,
             self.ownership,
             self.verbs,
-            make_stager(settings, self.http, self.verbs, reactor=self.reactor, in_thread=self.in_thread),
+            make_stager(
+                settings, self.http, self.verbs, reactor=self.reactor, in_thread=self.in_thread, called=self.names
+            ),
             self.connect,
             clock=self.reactor,
             instance=self.instance,
@@ -226,6 +237,7 @@ class _Graph:
             ),
             find_model=self.catalog.get,
             is_gone=self.catalog.is_gone,
+            called=self.names,
         )
 
     def _api(self) -> FrontendApi:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from twisted.internet.defer import Deferred
 
+from localai_dist.ids import NodeId
 from localai_dist.objects.bucket import Bucket, make_bucket
 from localai_dist.objects.store import ObjectStore
 from localai_dist.relay.control import VerbClient
@@ -67,15 +68,19 @@ def make_stager(
     *,
     reactor: Any,
     in_thread: Callable[..., Deferred[Any]],
+    called: Callable[[NodeId], str],
 ) -> Stager:
     """
     One frontend's.
+
+    Args:
+        called: what people call a node.
 
     Raises:
         UserMistake: the object store's settings are wrong.
     """
     bucket = bucket_of(settings)
-    common: dict[str, Any] = {"clock": reactor, "in_thread": in_thread, "chance": random.random}
+    common: dict[str, Any] = {"clock": reactor, "in_thread": in_thread, "chance": random.random, "called": called}
     if bucket is None:
         return Stager(http, Path(settings.models_path), **common)
     store = ObjectStore(bucket, reactor=reactor, now=lambda: datetime.now(UTC))
@@ -83,8 +88,13 @@ def make_stager(
 
 
 def make_request_files(
-    http: NodeHttp, verbs: VerbClient, *, reactor: Any, in_thread: Callable[..., Deferred[Any]]
+    http: NodeHttp,
+    verbs: VerbClient,
+    *,
+    reactor: Any,
+    in_thread: Callable[..., Deferred[Any]],
+    called: Callable[[NodeId], str],
 ) -> RequestFiles:
     """One frontend's way for files of single requests: always over the tunnels, no store keeps what lives a minute."""
-    stager = Stager(http, Path(), clock=reactor, in_thread=in_thread, chance=random.random)
+    stager = Stager(http, Path(), clock=reactor, in_thread=in_thread, chance=random.random, called=called)
     return RequestFiles(stager, verbs, clock=reactor)

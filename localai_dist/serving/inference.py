@@ -267,7 +267,7 @@ class Inference:
             "dropping the row of {model} #{index} on node {node}: {why}",
             model=replica.model_name,
             index=replica.replica_index,
-            node=replica.node_id,
+            node=replica.node_called,
             why=describe(outcome),
         )
         with registry_or_unreached():

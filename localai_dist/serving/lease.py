@@ -65,7 +65,7 @@ class Flight:
             log.warn(
                 "could not count the end of a call on {model} at node {node}: {error}",
                 model=replica.model_name,
-                node=replica.node_id,
+                node=replica.node_called,
                 error=error,
             )
 

@@ -95,6 +95,7 @@ class Lent:
 
     def _unasked(self, failure: Failure, node: NodeId) -> None:
         if failure.check(LocalAIDistError):  # the call itself tells its client what is wrong with the way
-            self.log.info("node {node} could not be reminded of a request: {why}", node=node, why=failure.value)
+            name = self._files.called(node)
+            self.log.info("node {node} could not be reminded of a request: {why}", node=name, why=failure.value)
         elif not failure.check(CancelledError):
-            self.log.failure("reminding node {node} of a request failed", failure, node=node)
+            self.log.failure("reminding node {node} of a request failed", failure, node=self._files.called(node))

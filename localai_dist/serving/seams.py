@@ -19,6 +19,8 @@ class ReplicaLike(Protocol):
     @property
     def node_id(self) -> NodeId: ...
     @property
+    def node_called(self) -> str: ...
+    @property
     def model_name(self) -> str: ...
     @property
     def replica_index(self) -> int: ...
@@ -101,6 +103,10 @@ class RequestFilesLike(Protocol):
 
     def let_go(self, node: NodeId, request: str) -> None:
         """Have the request's files removed from the node, in the background."""
+        ...
+
+    def called(self, node: NodeId) -> str:
+        """What people call the node."""
         ...
 
 

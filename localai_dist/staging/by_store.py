@@ -163,4 +163,4 @@ class _ByStore(Upload):
         self._hold.observe()
 
     def _where_to(self) -> str:
-        return f"staging {self._file.relative} on node {self._node}"
+        return f"staging {self._file.relative} on node {self._means.called(self._node)}"

@@ -68,6 +68,10 @@ class RequestFiles:
         """Releases that are under way."""
         return len(self._releasing)
 
+    def called(self, node: NodeId) -> str:
+        """What people call ``node``."""
+        return self._stager.called(node)
+
     async def stage(self, node: NodeId, request: str, path: Path, *, deadline: float | None = None) -> str:
         """
         The file's path on the node, after one attempt; whoever asks decides whether there is a next one, which goes
@@ -90,7 +94,8 @@ class RequestFiles:
         try:
             return await hold.run(self._once(node, file, hold))
         except HoldExpired as error:
-            raise Unreached(self._late(deadline, f"staging a request's file on node {node}: {error}")) from error
+            text = f"staging a request's file on node {self.called(node)}: {error}"
+            raise Unreached(self._late(deadline, text)) from error
         except CancelledError as error:
             hold.check()  # the caller went away: that is told as it is
             raise Unreached(NotServed("the stream ended before the file was there")) from error
@@ -131,7 +136,7 @@ class RequestFiles:
         """
         reply = await self._verbs.call(node, FILES_RELEASE, ReleaseRequest(request))
         if reply.error:
-            raise StagingError(f"the files of request {request} on node {node}: {reply.error}")
+            raise StagingError(f"the files of request {request} on node {self.called(node)}: {reply.error}")
 
     def let_go(self, node: NodeId, request: str) -> None:
         """``release`` in the background, for a caller that may be gone itself; what can't be done is logged."""
@@ -147,6 +152,6 @@ class RequestFiles:
             self.log.info(
                 "the files of request {request} stay on node {node} until it sweeps them itself: {why}",
                 request=request,
-                node=node,
+                node=self.called(node),
                 why=error,
             )

@@ -38,6 +38,7 @@ class Stager:
         in_thread: runs blocking file calls.
         chance: random numbers from 0 to 1, for the jitter.
         piece: the most bytes of one PUT.
+        called: what people call a node.
     """
 
     def __init__(
@@ -49,12 +50,14 @@ class Stager:
         in_thread: InThread,
         chance: Callable[[], float],
         piece: int = PIECE_BYTES,
+        called: Callable[[NodeId], str] = str,
     ) -> None:
         self.http = http
         self.clock = clock
         self.in_thread = in_thread
         self.chance = chance
         self.piece = piece
+        self.called = called
         self.digests = Digests(in_thread)
         self._models_dir = models_dir
 

@@ -120,6 +120,10 @@ class Means(Protocol):
         """The most bytes of one PUT."""
 
     @property
+    def called(self) -> Callable[[NodeId], str]:
+        """What people call a node."""
+
+    @property
     def digests(self) -> Digests:
         """Hashes of the source files."""
 
@@ -327,7 +331,7 @@ class Upload:
         self.log.info(
             "staging {file} on node {node} {what} at {at} of {size} bytes{text}",
             file=self._file.relative,
-            node=self._node,
+            node=self._means.called(self._node),
             what=what,
             at=at,
             size=self._file.size,
@@ -335,7 +339,7 @@ class Upload:
         )
 
     def _refused(self, status: int, text: str) -> UploadRefused:
-        where = f"staging {self._file.relative} on node {self._node}"
+        where = f"staging {self._file.relative} on node {self._means.called(self._node)}"
         kind = NoSpace if status == NO_SPACE else UploadRefused
         return kind(f"{where}: the worker answered {status}: {text or 'no reason given'}")
 

@@ -128,7 +128,8 @@ class ConnectResource(Resource):
         try:
             check = await nodes.authenticate(node, token)
         except StoreError as error:
-            self.log.warn("could not look up node {node} for its tunnel: {error}", node=node, error=error)
+            name = self._held.names(node)
+            self.log.warn("could not look up node {node} for its tunnel: {error}", node=name, error=error)
             return LOOKUP_FAILED
         if check.name == "OK":
             return None
@@ -161,23 +162,30 @@ class ConnectResource(Resource):
         try:
             attachment = await self._held.attach(node, session, credential=credential)
         except LocalAIDistError as error:
-            self.log.warn("could not claim the tunnel of node {node}: {error}", node=node, error=error)
+            name = self._held.names(node)
+            self.log.warn("could not claim the tunnel of node {node}: {error}", node=name, error=error)
             session.close()
             return
-        self.log.info("node {node} opened its tunnel", node=node)
+        name = self._held.names.with_id(node)
+        self.log.info("node {node} opened its tunnel", node=name)
         self._on_held(node)
         reason = await session.when_closed()
-        self.log.info("node {node} lost its tunnel: {reason}", node=node, reason=reason.getErrorMessage())
+        self.log.info("node {node} lost its tunnel: {reason}", node=name, reason=reason.getErrorMessage())
         await self._held.detach(attachment)
 
     def _not_held(self, failure: Failure, node: NodeId, session: MuxSession) -> None:
-        self.log.failure("holding the tunnel of node {node} failed", failure, node=node)
+        self.log.failure("holding the tunnel of node {node} failed", failure, node=self._held.names(node))
         if session.is_open:
             session.abort(SessionDead("its ownership could not be kept"))
 
     def _refuse(self, request: Any, refusal: Refusal, node: str = "") -> int:
+        name = self._held.names(node)
         self.log.info(
-            "tunnel of node {node!r} refused: {status} {code}", node=node, status=refusal.status, code=refusal.code
+            "tunnel of node {node!r} refused: {status} {code}{called}",
+            node=node,
+            status=refusal.status,
+            code=refusal.code,
+            called="" if name == node else f" (it is called {name})",
         )
         return door.refuse(request, refusal.status, refusal.code, refusal.text, retry_after=refusal.retry_after)
 

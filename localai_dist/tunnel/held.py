@@ -25,7 +25,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from localai_dist.errors import LocalAIDistError
-from localai_dist.ids import Epoch, InstanceId, NodeId
+from localai_dist.ids import Epoch, InstanceId, NodeId, NodeNames
 from localai_dist.mux.errors import SessionDead
 from localai_dist.net.session import MuxSession
 from localai_dist.store.errors import FencedOut, StoreError
@@ -85,11 +85,20 @@ class HeldTunnels:
         ownership: the registry's fenced ownership.
         instance: this frontend's id.
         clock: bounds releases and times their repetition.
+        names: what people call the nodes, for the log.
     """
 
     log = Logger()
 
-    def __init__(self, ownership: OwnershipLike, instance: InstanceId, *, clock: IReactorTime) -> None:
+    def __init__(
+        self,
+        ownership: OwnershipLike,
+        instance: InstanceId,
+        *,
+        clock: IReactorTime,
+        names: NodeNames | None = None,
+    ) -> None:
+        self.names: Final = names or NodeNames()
         self._ownership = ownership
         self.instance: Final = instance
         self._clock = clock
@@ -134,11 +143,11 @@ class HeldTunnels:
                 raise
             if not session.is_open or self._stopped:
                 await self._release(node, epoch)
-                raise SessionDead(f"the tunnel of node {node} ended while it was being claimed")
+                raise SessionDead(f"the tunnel of node {self.names(node)} ended while it was being claimed")
             attachment = Attachment(node, next(self._serials))
             previous, self._held[node] = self._held.get(node), _Held(attachment, session, epoch, credential)
         if previous is not None:
-            self.log.info("node {node} opened a newer tunnel, closing the older one", node=node)
+            self.log.info("node {node} opened a newer tunnel, closing the older one", node=self.names(node))
             previous.session.close()
         return attachment
 
@@ -186,7 +195,9 @@ class HeldTunnels:
         for node, epoch in adopted.items():
             now = self._held.get(node)
             if now is not None and now.attachment == held[node] and now.session.is_open:
-                self.log.info("node {node} counted as lost while its tunnel is here; it is ours again", node=node)
+                self.log.info(
+                    "node {node} counted as lost while its tunnel is here; it is ours again", node=self.names(node)
+                )
                 now.epoch = epoch
             else:  # it ended, or was replaced, while the database was asked
                 await self._release(node, epoch)
@@ -198,7 +209,7 @@ class HeldTunnels:
             for node, epoch in rows.items():
                 async with self._gate(node):  # an attach that has claimed and not stored yet is waited for
                     if node not in self._held:
-                        self.log.info("releasing node {node}, which has no tunnel here", node=node)
+                        self.log.info("releasing node {node}, which has no tunnel here", node=self.names(node))
                         await self._release(node, epoch)
         except StoreError as error:
             self.log.warn("could not look for tunnels left behind: {error}", error=str(error))
@@ -242,7 +253,9 @@ class HeldTunnels:
         try:
             held.epoch = await self._ownership.reclaim(node, self.instance, held.epoch)
         except FencedOut:
-            self.log.info("node {node} has moved while this frontend was silent, closing what is left here", node=node)
+            self.log.info(
+                "node {node} has moved while this frontend was silent, closing what is left here", node=self.names(node)
+            )
             held.session.close()
 
     async def _release(self, node: NodeId, epoch: Epoch) -> None:
@@ -250,9 +263,9 @@ class HeldTunnels:
         try:
             await within(self._ownership.release(node, self.instance, epoch), clock=self._clock)
         except FencedOut:
-            self.log.debug("node {node} has a newer owner already", node=node)
+            self.log.debug("node {node} has a newer owner already", node=self.names(node))
         except (StoreError, ReleaseLate) as error:
-            self.log.warn("could not release node {node} yet: {error}", node=node, error=str(error))
+            self.log.warn("could not release node {node} yet: {error}", node=self.names(node), error=str(error))
             self._reconcile_later()
 
     def _reconcile_later(self) -> None:

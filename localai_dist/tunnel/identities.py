@@ -100,7 +100,7 @@ class IdentityWatch:
             if attachment.node not in theirs and self._held.end(attachment):
                 self.log.warn(
                     "ended the tunnel of node {node}: it was removed, or its name belongs to somebody else",
-                    node=attachment.node,
+                    node=self._held.names.with_id(attachment.node),
                 )
 
     def _look_again(self) -> None:

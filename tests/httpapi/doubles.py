@@ -205,7 +205,7 @@ class FakePresence:
 
 @dataclass
 class FakeLoads:
-    result: Replica | Exception = field(default_factory=lambda: Replica(NODE, "tiny"))
+    result: Replica | Exception = field(default_factory=lambda: Replica(NODE, "tiny", node_name="box"))
     running: list[LoadStatus] = field(default_factory=list)
     unloads: list[tuple[str, NodeId | None]] = field(default_factory=list)
     gone: list[object] | Exception = field(default_factory=lambda: ["one"])

@@ -440,7 +440,8 @@ class LoadTests(SynchronousTestCase):
         """
         world = World()
         got = world.send("POST", "/backend/load", {"model": "tiny"})
-        self.assertEqual((got.status, got.json), (200, {"message": "model loaded", "model": "tiny", "node": NODE}))
+        told = {"message": "model loaded", "model": "tiny", "node": NODE, "node_name": "box"}
+        self.assertEqual((got.status, got.json), (200, told))
         self.assertEqual(world.send("POST", "/v1/backend/load", {"model": "nope"}).status, 404)
         self.assertEqual(world.send("POST", "/backend/shutdown", {"model": "tiny"}).json, {"message": "model stopped"})
         world.loads.gone = []

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from localai_dist.errors import UserMistake
-from localai_dist.reach import NoRoute, Reconnecting, may_demote, may_reap
+from localai_dist.reach import NoRoute, Reconnecting, describe, may_demote, may_reap
 from localai_dist.registry.budget import budget_bytes, capped
 from localai_dist.registry.identity import Claim, StoredIdentity, TokenCheck, check, judge, restarted
 from localai_dist.registry.labels import labels_of, vram_label
@@ -77,9 +77,13 @@ class PresenceTests(SynchronousTestCase):
             "disconnected_at": None,
             "grace_ends_at": None,
             "grace_left": -0.5,
+            "name": "worker-1",
         }
         self.assertEqual(presence_of(row).grace_left, 0.0)
         self.assertEqual((route_of(row).address, route_of(row).epoch), (None, 7))
+        lost = outcome_of("id-1", presence_of(row))
+        assert lost is not None
+        self.assertIn("node worker-1 lost its tunnel", describe(lost))
 
 
 class IdentityTests(SynchronousTestCase):

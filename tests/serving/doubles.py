@@ -45,6 +45,10 @@ class FakeReplica:
     in_flight: int = 0
     last_used: datetime | None = USED
 
+    @property
+    def node_called(self) -> str:
+        return f"box-{self.node_id}"
+
 
 @dataclass
 class FakeReplicas:
@@ -234,6 +238,9 @@ class FakeRequestFiles:
     deadlines: list[float | None] = field(default_factory=list)
     troubles: list[Exception | None] = field(default_factory=list)
     hold: Deferred[None] | None = None
+
+    def called(self, node: NodeId) -> str:
+        return f"box-{node}"
 
     async def stage(self, node: NodeId, request: str, path: Path, *, deadline: float | None = None) -> str:
         self.deadlines.append(deadline)

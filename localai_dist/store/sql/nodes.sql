@@ -68,7 +68,7 @@ delete from node_models where node_id = %(id)s;
 
 -- name: tokens
 -- What a presented node token is compared with.
-select approved_at is not null as approved, node_token_hash, parked_token_hash from backend_nodes where id = %(id)s;
+select name, approved_at is not null as approved, node_token_hash, parked_token_hash from backend_nodes where id = %(id)s;
 
 -- name: still_theirs
 -- Of nodes with open tunnels, each with the digest of the token its tunnel came with: those whose tunnel may stay.

@@ -41,7 +41,7 @@ where node_id = %(node)s and owner_instance_id = %(instance)s and epoch = %(epoc
 -- name: presence
 -- Where the named nodes are: one row each, owner and address only of a live owner. A held row is never departed,
 -- whatever its old stamp says; a row whose owner died and was not yet swept is reconnecting.
-select asked.node_id,
+select asked.node_id, coalesce(n.name, '') as name,
        case when c.node_id is null then 'never_dialled'
             when i.id is not null then 'connected'
             when c.owner_instance_id = '' and c.disconnected_at < now() - make_interval(secs => %(grace)s)
@@ -54,6 +54,7 @@ select asked.node_id,
             then extract(epoch from c.disconnected_at + make_interval(secs => %(grace)s) - now())::float8
             end as grace_left
 from unnest(%(nodes)s::varchar[]) as asked (node_id)
+left join backend_nodes n on n.id = asked.node_id
 left join node_connections c on c.node_id = asked.node_id
 left join instances i on i.id = c.owner_instance_id and c.owner_instance_id <> ''
     and i.last_seen > now() - make_interval(secs => %(window)s);

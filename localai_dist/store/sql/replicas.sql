@@ -5,7 +5,7 @@
 -- health is not asked: a copy on a node that was silent, or whose tunnel is lost, is still the copy to wait for until its
 -- way says that it departed; a second one would be loaded inside the grace. Least busy first, then the one unused
 -- longest, then the node with most free VRAM.
-select m.* from node_models m join backend_nodes n on n.id = m.node_id
+select m.*, n.name as node_name from node_models m join backend_nodes n on n.id = m.node_id
 where m.model_name = %(model)s and m.state = 'loaded'
   and n.approved_at is not null and n.left_at is null and n.status <> 'draining'
   and (%(revision)s::varchar is null or m.config_revision = %(revision)s)
@@ -13,19 +13,23 @@ order by m.in_flight, m.last_used, n.available_vram desc, m.node_id, m.replica_i
 
 -- name: of_model
 -- Every replica of a model, whatever its state and its node's.
-select * from node_models where model_name = %(model)s order by node_id, replica_index;
+select m.*, n.name as node_name from node_models m join backend_nodes n on n.id = m.node_id
+where m.model_name = %(model)s order by m.node_id, m.replica_index;
 
 -- name: for_node
 -- Every replica on a node.
-select * from node_models where node_id = %(node)s order by model_name, replica_index;
+select m.*, n.name as node_name from node_models m join backend_nodes n on n.id = m.node_id
+where m.node_id = %(node)s order by m.model_name, m.replica_index;
 
 -- name: all
 -- Every replica.
-select * from node_models order by model_name, node_id, replica_index;
+select m.*, n.name as node_name from node_models m join backend_nodes n on n.id = m.node_id
+order by m.model_name, m.node_id, m.replica_index;
 
 -- name: get
 -- One replica.
-select * from node_models where node_id = %(node)s and model_name = %(model)s and replica_index = %(index)s;
+select m.*, n.name as node_name from node_models m join backend_nodes n on n.id = m.node_id
+where m.node_id = %(node)s and m.model_name = %(model)s and m.replica_index = %(index)s;
 
 -- name: put
 -- Record a replica, or where it is now.
