@@ -27,9 +27,10 @@ async def make_room(tools: Tools, place: Placement, claim: Claim, hold: HoldTime
         return
     try:
         with registry_or_unreached():
+            slot = (old.node, old.model, old.index, old.address)
             await _drain(tools, old, hold)
-            await stop_exactly(tools.verbs, old.node, old.model, old.index, old.address, attempt=claim.attempt)
-            await tools.fleet.replicas.remove(old.node, old.model, old.index, old.address)
+            await stop_exactly(tools.verbs, *slot, attempt=claim.attempt, name=place.node_name)
+            await tools.fleet.replicas.remove(*slot)
     except UnloadFailed as error:
         text = "the replica of an older configuration could not be stopped: "
         raise LoadFailed(f"{text}{error}", f"{text}{error.told}") from error
