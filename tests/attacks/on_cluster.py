@@ -108,8 +108,8 @@ ATTACKS: tuple[Attack, ...] = (
     Attack(
         name="reconnecting-read-as-departed",
         file="localai_dist/registry/presence.py",
-        old="            return Reconnecting(node, presence.grace_left)\n",
-        new="            return NoRoute(node, departed=True)\n",
+        old="            return Reconnecting(node, presence.grace_left, presence.name)\n",
+        new="            return NoRoute(node, departed=True, name=presence.name)\n",
         reddens=(
             "tests.relay.test_forward.OutcomeTests.test_routing_facts",
             "tests.db.test_doors.RelayTests.test_every_condition_by_name",
