@@ -18,7 +18,7 @@ from twisted.logger import Logger
 from localai_dist.catalog.model import ModelConfig
 from localai_dist.ids import InstanceId, NodeId
 from localai_dist.loads.errors import LoadFailed, Offered, StillLoading, TakenOver
-from localai_dist.loads.fleet import Fleet, NodesLike, PresenceLike, ReplicasLike, SchedulingLike
+from localai_dist.loads.fleet import Fleet
 from localai_dist.loads.flight import Flight, WaitOver
 from localai_dist.loads.job import LoadJob
 from localai_dist.loads.lack import Resort
@@ -48,7 +48,7 @@ class Loads:
 
     Args:
         pool: the database.
-        replicas, nodes, scheduling, ownership: the registry.
+        fleet: the nodes, as the registry has them.
         verbs: control verbs of nodes.
         stager: model files onto nodes.
         connect_backend: a channel to a backend process.
@@ -68,10 +68,7 @@ class Loads:
     def __init__(
         self,
         pool: PoolLike,
-        replicas: ReplicasLike,
-        nodes: NodesLike,
-        scheduling: SchedulingLike,
-        ownership: PresenceLike,
+        fleet: Fleet,
         verbs: VerbsLike,
         stager: StagerLike,
         connect_backend: ConnectBackend,
@@ -91,7 +88,7 @@ class Loads:
             instance=instance,
             table=tables.jobs,
             endings=tables.endings,
-            fleet=Fleet(nodes, replicas, scheduling, ownership, settings.grace),
+            fleet=fleet,
             verbs=verbs,
             stager=stager,
             connect_backend=connect_backend,

@@ -22,6 +22,7 @@ from localai_dist.httpapi.auth import Keys
 from localai_dist.httpapi.readiness import Readiness
 from localai_dist.httpapi.site import make_site
 from localai_dist.ids import InstanceId, NodeId, NodeNames
+from localai_dist.loads.fleet import Fleet
 from localai_dist.loads.service import Loads
 from localai_dist.loads.tools import LoadSettings
 from localai_dist.registry.instances import Instances
@@ -215,10 +216,7 @@ class _Graph:
         settings = self.settings
         return Loads(
             self.pool,
-            self.replicas,
-            self.nodes,
-            self.scheduling,
-            self.ownership,
+            Fleet(self.nodes, self.replicas, self.scheduling, self.ownership, settings.worker_reconnect_grace),
             self.verbs,
             make_stager(
                 settings, self.http, self.verbs, reactor=self.reactor, in_thread=self.in_thread, called=self.names

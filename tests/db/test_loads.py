@@ -9,6 +9,7 @@ from twisted.internet.defer import Deferred, DeferredList, gatherResults
 
 from localai_dist.ids import InstanceId, NodeId
 from localai_dist.loads.errors import LoadCancelled, LoadFailed
+from localai_dist.loads.fleet import Fleet
 from localai_dist.loads.service import Loads
 from localai_dist.loads.tools import LoadSettings
 from localai_dist.reach import NoRoute, Unreached
@@ -60,18 +61,16 @@ class LoadsTests(DatabaseTestCase):
 
     def frontend(self, instance: str, **settings: Any) -> Loads:
         """The loads of one frontend."""
+        given = LoadSettings(**{**QUICK, **settings})
         loads = Loads(
             self.pool_,
-            self.replicas,
-            self.nodes,
-            self.scheduling,
-            self.ownership,
+            Fleet(self.nodes, self.replicas, self.scheduling, self.ownership, given.grace),
             self.workers,
             self.workers,
             self.workers.connect,
             clock=reactor,  # type: ignore[arg-type]
             instance=InstanceId(instance),
-            settings=LoadSettings(**{**QUICK, **settings}),
+            settings=given,
             find_model=lambda name: self.model if name == self.model.name else None,
         )
         self.addCleanup(lambda: Deferred.fromCoroutine(loads.stop()))

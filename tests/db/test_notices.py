@@ -9,6 +9,7 @@ from twisted.internet.defer import Deferred
 
 from localai_dist.bus.service import Bus
 from localai_dist.ids import InstanceId, NodeId
+from localai_dist.loads.fleet import Fleet
 from localai_dist.loads.service import Loads
 from localai_dist.loads.tools import LoadSettings
 from localai_dist.registry.instances import Instances
@@ -41,10 +42,7 @@ class Frontend:
         self.bus = Bus(url, pool, reactor=reactor)
         self.loads = Loads(
             pool,
-            Replicas(pool),
-            self.nodes,
-            Scheduling(pool),
-            self.ownership,
+            Fleet(self.nodes, Replicas(pool), Scheduling(pool), self.ownership, 90.0),
             workers,
             workers,
             workers.connect,

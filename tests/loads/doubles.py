@@ -15,6 +15,7 @@ from twisted.internet.task import Clock
 from localai_dist.catalog.model import ModelConfig, Parameters
 from localai_dist.ids import InstanceId, ModelName, NodeId, ProcessKey, parse_process_key
 from localai_dist.loads.cause import decode_cause
+from localai_dist.loads.fleet import Fleet
 from localai_dist.loads.lack import Lack, lack_of
 from localai_dist.loads.rows import Claim, JobRow, Loaded, Measured
 from localai_dist.loads.service import Loads
@@ -546,18 +547,16 @@ def frontend(
 ) -> Loads:
     """The loads of one frontend."""
     database.instances.add(instance)
+    given = LoadSettings(**settings)
     return Loads(
         None,  # type: ignore[arg-type]
-        database,
-        NodesOf(database),
-        database,
-        database,
+        Fleet(NodesOf(database), database, database, database, given.grace),
         workers,
         workers,
         workers.connect,
         clock=clock,
         instance=InstanceId(instance),
-        settings=LoadSettings(**settings),
+        settings=given,
         find_model=find_model,
         is_gone=is_gone,
         tables=Tables(
