@@ -85,7 +85,7 @@ def wanted(cluster: Cluster, name: str) -> Reply:
 
 @contextmanager
 def transfers(cluster: Cluster, names: list[str], size: int) -> Iterator[list[Transfer]]:
-    """One file to each worker at the same time, each in its first half when this goes on."""
+    """One file to each worker at the same time; each worker is stopped in the middle of its own when this goes on."""
     told = []
     for number, name in enumerate(names):
         file, digest = add(cluster, name, size)
@@ -96,9 +96,17 @@ def transfers(cluster: Cluster, names: list[str], size: int) -> Iterator[list[Tr
             Transfer(worker, file, digest, size, pool.submit(wanted, cluster, name))
             for worker, file, digest, name in told
         ]
+        going = list(under_way)
+
+        def all_stopped() -> bool:
+            for transfer in [one for one in going if one.there > size // 20]:
+                transfer.worker.freeze()  # at once: the rest of a file may take a second, the other's beginning too
+                going.remove(transfer)
+            return not going
+
         try:
-            for transfer in under_way:
-                until(f"bytes of {transfer.file}", lambda it=transfer: it.there > size // 20, 60, every=0.01)
+            until("both workers stopped in the middle", all_stopped, 60, every=0.01)
+            assert all(transfer.there < size for transfer in under_way)
             yield under_way
         finally:
             for transfer in under_way:
@@ -135,10 +143,8 @@ class Growth:
             self.most[frontend.name] = max(self.most[frontend.name], grown)
 
 
-def stand_still(cluster: Cluster, seconds: float) -> None:
-    """Both workers are stopped for so long."""
-    for worker in cluster.workers:
-        worker.freeze()
+def stand_still(seconds: float) -> None:
+    """Both workers, which are stopped, stay so for so long."""
     end = time.monotonic() + seconds
     until("the end of the standstill", lambda: time.monotonic() >= end, seconds + 10, every=0.1)
 
@@ -162,8 +168,11 @@ def on_both_paths(cluster: Cluster) -> None:
     for worker, frontend in zip(cluster.workers, cluster.frontends, strict=True):
         if owners(cluster)[worker.name] != frontend.name:
             cluster.restart(worker)
-            cluster.wait_for(f"{worker.name} ready", worker.is_ready, 40)
-    assert sorted(owners(cluster).values()) == [frontend.name for frontend in cluster.frontends]
+    for worker in cluster.workers:
+        cluster.wait_for(f"{worker.name} ready", worker.is_ready, 40)
+    expected = {w.name: f.name for w, f in zip(cluster.workers, cluster.frontends, strict=True)}
+    # A worker is ready once it was admitted; the frontend's claim comes after that.
+    cluster.wait_for("each tunnel at its own frontend", lambda: owners(cluster) == expected, 40)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -173,11 +182,7 @@ def test_eight_seconds_of_standstill(yard: Cluster, size: int) -> None:
     sessions = [line for worker in yard.workers for line in tunnel_lines(worker)]
     read = moved(yard.frontends[0].pid)[0]
     with Growth(yard), transfers(yard, [f"still-{size}-{number}" for number in (0, 1)], size) as under_way:
-        for worker in yard.workers:
-            worker.freeze()
-        at = [transfer.there for transfer in under_way]
-        assert all(there < size for there in at)
-        stand_still(yard, 8.0)
+        stand_still(8.0)
         for worker in yard.workers:
             worker.thaw()
         for transfer in under_way:
@@ -195,16 +200,13 @@ def test_thirty_seconds_are_a_death(yard: Cluster, size: int) -> None:
     written = [moved(worker.pid)[1] for worker in yard.workers]
     said = [tunnel_lines(worker) for worker in yard.workers]
     with Growth(yard), transfers(yard, [f"dead-{size}-{number}" for number in (0, 1)], size) as under_way:
-        for worker in yard.workers:
-            worker.freeze()
-        at = [transfer.there for transfer in under_way]
-        assert all(there < size for there in at)
         began = time.monotonic()
         lost = "select count(*) from node_connections where owner_instance_id is null or disconnected_at is not null"
         yard.wait_for("both tunnels given up", lambda: rows(yard.database.url, lost) == [(2,)], 20)
-        # Three keepalive intervals of silence and a second; the stop itself and the last byte may lie 5 s apart.
+        # Three keepalive intervals of silence and a second; the stop itself and the last byte may lie 5 s apart, and
+        # the first stop and the second one.
         assert 9 < time.monotonic() - began < 17
-        stand_still(yard, 30 - (time.monotonic() - began))
+        stand_still(30 - (time.monotonic() - began))
         for worker in yard.workers:
             worker.thaw()
         for transfer in under_way:
