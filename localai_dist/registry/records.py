@@ -183,7 +183,7 @@ class Replica:
     created_at: datetime | None = None
     updated_at: datetime | None = None
     id: str = ""
-    node_name: str = ""
+    node_name: str = field(default="", compare=False)
 
     @property
     def node_called(self) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.task import Clock
 
-from localai_dist.ids import Epoch, InstanceId, NodeId
+from localai_dist.ids import Epoch, InstanceId, NodeId, NodeNames
+from localai_dist.reach import describe
 from localai_dist.registry.instances import Instances
 from localai_dist.registry.membership import Membership
 from localai_dist.registry.nodes import Nodes
 from localai_dist.registry.ownership import Ownership
-from localai_dist.registry.presence import PresenceState
+from localai_dist.registry.presence import PresenceState, outcome_of
 from localai_dist.registry.records import Registration
 from localai_dist.registry.replicas import Replicas
 from localai_dist.store.errors import FencedOut, StoreUnavailable
@@ -136,6 +137,24 @@ class PresenceTests(OwnershipCase):
         self.assertEqual(await self.state(N1), PresenceState.CONNECTED)
         await self.age_instance(F1, WINDOW + 1)
         self.assertEqual(await self.state(N1), PresenceState.RECONNECTING)
+
+    async def test_a_node_is_told_by_its_name(self) -> None:
+        """Where a node is comes with its name, which a frontend that never read its row knows from then on."""
+        await self.begin(F1)
+        nodes, names = Nodes(self.pool_), NodeNames()
+        await self.pool_.execute("delete from backend_nodes")
+        node = (await nodes.register(Registration("worker-1"), auto_approve=True, presented_token=None)).node.id
+        ownership = Ownership(self.pool_, live_window=WINDOW, names=names)
+        self.assertEqual(names(node), node)
+        fact = await ownership.route(node, grace=GRACE)
+        lost = outcome_of(node, fact.presence)
+        assert lost is not None
+        self.assertIn("no route to node worker-1", describe(lost))
+        self.assertEqual((names(node), names(N1)), ("worker-1", N1))
+        at_the_door = NodeNames()
+        await Nodes(self.pool_, names=at_the_door).authenticate(node, "no-such-token")
+        self.assertEqual(at_the_door(node), "worker-1")
+        self.assertEqual((await ownership.route(N1, grace=GRACE)).presence.name, "")
 
     async def test_many_nodes_by_one_statement(self) -> None:
         """Every node asked for gets an answer, the unknown ones too; nobody else does."""

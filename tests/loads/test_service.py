@@ -483,6 +483,15 @@ class BrokenWayTests(LoadsCase):
         self.assertEqual(self.workers.steps.count("install"), 4)
         self.assertEqual(self.workers.steps.count("load"), 2)
 
+    def test_a_load_begins_and_ends_on_the_node_by_name(self) -> None:
+        """
+        The line at the end of a load names the node as the line at its beginning does.
+        """
+        log: list[LogEvent] = []
+        self.patch(LoadJob, "log", Logger(observer=log.append))
+        self.successResultOf(self.ensure(self.one))
+        self.assertEqual([event["node"] for event in log if "node" in event], ["worker-1", "worker-1"])
+
     def test_what_it_waits_for_is_told_everywhere(self) -> None:
         """
         While the frontend that runs a load can't reach its node, waiters on any frontend, the list of operations and

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
+from twisted.logger import LogEvent, Logger, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
 from localai_dist.ids import InstanceId, NodeId
@@ -49,6 +50,15 @@ class IdentityWatchTests(SynchronousTestCase):
         if self.down:
             raise StoreUnavailable("away")
         return {node for node, digest in credentials.items() if self.tokens.get(node) == digest}
+
+    def test_the_log_names_the_node(self) -> None:
+        """The line about a tunnel that was ended has the node's name, and its id to look for it elsewhere (CLUS-8)."""
+        events: list[LogEvent] = []
+        self.patch(IdentityWatch, "log", Logger(observer=events.append))
+        self.held.names.learn(A, "worker-1")
+        self.tokens[A] = "newcomer's"
+        self.watch.check_soon(A)
+        self.assertIn("ended the tunnel of node worker-1 (a)", formatEvent(events[-1]))
 
     def test_a_swapped_identity_and_a_removed_node(self) -> None:
         """Who lost its name, or its row, loses its tunnel; the others keep theirs (CLUS-8)."""
