@@ -57,9 +57,14 @@ def padded(source: Path, target: Path, size: int) -> str:
     with target.open("r+b") as file:
         for block in range(source.stat().st_size // MiB + 1, size // MiB):
             file.seek(block * MiB)
-            file.write(hashlib.sha256(f"{target.name} {block}".encode()).digest() * 128)
+            file.write(salt(target.name, block) * 128)
         file.truncate(size)
     return sha256(target)
+
+
+def salt(file: str, block: int) -> bytes:
+    """What the first page of a MiB of a padded file repeats."""
+    return hashlib.sha256(f"{file} {block}".encode()).digest()
 
 
 def sha256(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""A wire that breaks on command: a TCP proxy that counts bytes, cuts, falls silent, and flips bits."""
+"""A wire that breaks on command: a TCP proxy that counts bytes, cuts, stands still, falls silent, and turns bits."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import contextlib
 import socket
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
@@ -16,6 +17,9 @@ from localai_dist.testing.members import Frontend, Worker
 
 READ = 256 * 1024
 
+BULK = 4 * 1024
+"""A read of fewer bytes is none of a transfer: somebody's heartbeat, or an answer."""
+
 
 class Wire:
     """
@@ -24,8 +28,9 @@ class Wire:
     Attributes:
         port: where it listens on 127.0.0.1.
         carried: bytes that came in, from both sides together.
-        due: asked with each read whether the connection it came by shall be reset now.
-        flips: counts of ``carried`` at which one bit is turned.
+        due: asked with each read of a transfer whether the connection it came by shall be reset now.
+        flip_in: bytes of which one bit is turned where they pass next; empty: none.
+        passing: cleared as long as nothing that was read is passed on.
         cut: how many cuts there were.
     """
 
@@ -35,7 +40,9 @@ class Wire:
         self.port: int = self._listening.getsockname()[1]
         self.carried = 0
         self.due: Callable[[], bool] = lambda: False
-        self.flips: list[int] = []
+        self.flip_in = b""
+        self.passing = threading.Event()
+        self.passing.set()
         self.cut = 0
         self._lock = threading.Lock()
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
@@ -63,6 +70,7 @@ class Wire:
     def close(self) -> None:
         """No more connections."""
         self._listening.close()
+        self.passing.set()
         self.reset()
         for silent in self._dead:
             silent.close()
@@ -88,8 +96,11 @@ class Wire:
     def _pump(self, source: socket.socket, sink: socket.socket) -> None:
         try:
             while data := source.recv(READ):
-                sink.sendall(self._seen(data))
-            sink.shutdown(socket.SHUT_WR)
+                passed = self._seen(data)
+                self.passing.wait()
+                sink.sendall(passed)
+            if sink not in self._dead:
+                sink.shutdown(socket.SHUT_WR)
         except OSError:
             with self._lock:
                 for pair in self._pairs:
@@ -101,11 +112,12 @@ class Wire:
 
     def _seen(self, data: bytes) -> bytes:
         with self._lock:
-            before, self.carried = self.carried, self.carried + len(data)
-            while self.flips and self.flips[0] < self.carried:
-                place = max(0, self.flips.pop(0) - before)
+            self.carried += len(data)
+            place = data.find(self.flip_in) if self.flip_in else -1
+            if place >= 0:
                 data = data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
-            if self.due():
+                self.flip_in = b""
+            if len(data) >= BULK and self.due():
                 self.cut += 1
                 raise ConnectionResetError
         return data
@@ -171,6 +183,30 @@ def cut_together(wires: list[Wire], points: list[int]) -> None:
 
     for wire in wires:
         wire.due = due
+
+
+@contextmanager
+def standing_still(wires: list[Wire], count: int) -> Iterator[Callable[[], bool]]:
+    """
+    Let ``wires`` carry ``count`` bytes more and then nothing until the block ends, so that a transfer stays in its
+    middle; yields whether it is so far.
+    """
+    begun = carried(wires)
+
+    def due() -> bool:
+        if carried(wires) - begun > count:
+            for wire in wires:
+                wire.passing.clear()
+        return False
+
+    for wire in wires:
+        wire.due = due
+    try:
+        yield lambda: not all(wire.passing.is_set() for wire in wires)
+    finally:
+        for wire in wires:
+            wire.due = lambda: False
+            wire.passing.set()
 
 
 def carried(wires: list[Wire]) -> int:

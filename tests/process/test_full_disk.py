@@ -8,14 +8,17 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from localai_dist.testing.cluster import Cluster
+from localai_dist.testing.faults import Faults
 from localai_dist.testing.waiting import until
 from localai_dist.testing.web import Reply, ask
 from localai_dist.units import GiB, MiB
-from tests.process.kit import open_folder, quick_plan, rows, running
+from tests.process.kit import open_folder, rows, run_to_the_end
+from tests.process.loading import SlowableCluster
 from tests.process.scripted import add_model, admin, chat, galleries, pin
 
 SIZE = 300 * MiB
@@ -64,21 +67,21 @@ class SmallDisk:
 
 
 @contextmanager
-def on_small_disk() -> Iterator[tuple[Cluster, SmallDisk]]:
+def on_small_disk() -> Iterator[tuple[SlowableCluster, SmallDisk]]:
     """Two frontends and one worker, whose models folder is a file system of its own."""
     with open_folder("disk") as folder:
         state = folder / "state"
         disk = SmallDisk(state / "worker-0" / "models")
         try:
-            plan = quick_plan(state, frontend_env=galleries(folder), workers=1, models=("tiny-facts",))
-            with running(plan) as cluster:
+            plan: dict[str, Any] = {"frontend_env": galleries(folder), "workers": 1, "models": ("tiny-facts",)}
+            with Faults() as faults, run_to_the_end(SlowableCluster(state, faults, **plan)) as cluster:
                 yield cluster, disk
         finally:
             disk.unmount()
 
 
 @pytest.fixture(scope="module")
-def small() -> Iterator[tuple[Cluster, SmallDisk]]:
+def small() -> Iterator[tuple[SlowableCluster, SmallDisk]]:
     """The same, for all tests here; skipped in words where nothing can be mounted."""
     missing = mounts_missing()
     if missing:
@@ -88,7 +91,7 @@ def small() -> Iterator[tuple[Cluster, SmallDisk]]:
 
 
 def fill_during(cluster: Cluster, disk: SmallDisk, name: str) -> None:
-    """Take the room away in the middle of a transfer. The worker stands still meanwhile, or it might be done before."""
+    """Take the room away in the middle of a slow transfer. The worker stands still meanwhile."""
     there = disk.folder / name / f"{name}.bin"
     until("the first bytes", lambda: there.exists() and there.stat().st_size > 20 * MiB, 60, every=0.002)
     worker = cluster.workers[0]
@@ -98,7 +101,7 @@ def fill_during(cluster: Cluster, disk: SmallDisk, name: str) -> None:
     worker.thaw()
 
 
-def test_a_disk_that_fills_up_fails_one_load_once(small: tuple[Cluster, SmallDisk]) -> None:
+def test_a_disk_that_fills_up_fails_one_load_once(small: tuple[SlowableCluster, SmallDisk]) -> None:
     """The disk fills up in a transfer: one failure with need and free for everybody who waits, told in the operations
     and the load's status, nothing left of the file, other models answer, no second try by itself; with room again the
     next request loads it (LOAD-15, BR-111)."""
@@ -111,8 +114,9 @@ def test_a_disk_that_fills_up_fails_one_load_once(small: tuple[Cluster, SmallDis
     assert chat(cluster, cluster.frontends[0], "beside").status == 200
     before = disk.used
     with ThreadPoolExecutor(4) as pool:
-        waiting = [pool.submit(chat, cluster, cluster.frontends[n % 2], name) for n in range(4)]
-        fill_during(cluster, disk, name)
+        with cluster.slowed():
+            waiting = [pool.submit(chat, cluster, cluster.frontends[n % 2], name) for n in range(4)]
+            fill_during(cluster, disk, name)
         replies = [one.result() for one in waiting]
     assert {reply.status for reply in replies} == {500}, [reply.text for reply in replies]
     [message] = {said(reply) for reply in replies}
@@ -124,6 +128,7 @@ def test_a_disk_that_fills_up_fails_one_load_once(small: tuple[Cluster, SmallDis
         assert "still here" in chat(cluster, frontend, "beside").text
     until("the row of the failure gone", lambda: not jobs(cluster), 60)  # nobody began it again meanwhile
     assert begun(cluster, name) == 1
+    until("the node's word of its disk", lambda: free_told(cluster) < SIZE, 20)
     refused = chat(cluster, cluster.frontends[0], name)  # the node has told of its disk: it is not even chosen
     assert refused.status == 503 and "worker-0 needs" in said(refused) and "free of" in said(refused), refused.text
     disk.resize(ROOM)  # positive control
@@ -140,6 +145,11 @@ def told_everywhere(cluster: Cluster, name: str, message: str) -> None:
         assert (shown["state"], shown["error"], shown["cancellable"]) == ("failed", message, False)
         status = ask(f"{frontend.url}/api/models/{name}/load-status", key=cluster.secrets.api_key).json()
         assert (status["state"], status["error"]) == ("failed", message)
+
+
+def free_told(cluster: Cluster) -> int:
+    """What the registry has of the free room of the worker's disk (bytes)."""
+    return int(rows(cluster.database.url, "select available_disk from backend_nodes")[0][0])
 
 
 def begun(cluster: Cluster, name: str) -> int:

@@ -13,7 +13,7 @@ from localai_dist.objects.bucket import object_key
 from localai_dist.testing.waiting import until
 from localai_dist.units import MiB
 from tests.process.faults import FragileCluster, carried
-from tests.process.kit import open_folder, quick_plan, run_to_the_end
+from tests.process.kit import open_folder, quick_plan, rows, run_to_the_end
 from tests.process.outside import backends_of, environment_of
 from tests.process.scripted import SERVED_WITHIN, admin, chat, pin, serves
 from tests.support.object_server import ACCESS_KEY, SECRET_KEY, ObjectServer, environment
@@ -96,8 +96,8 @@ def test_no_backend_sees_the_stores_keys(depot: FragileCluster) -> None:
     """The store's keys are in no log and in no backend's environment (LOAD-20)."""
     pin(depot, "tiny-facts", 0)
     answered(depot, 0, "tiny-facts")
-    worker = depot.workers[0]
-    pids = backends_of(worker)
+    [(address,)] = rows(depot.database.url, "select address from node_models where model_name = 'tiny-facts'")
+    pids = backends_of(depot.workers[0], int(address.rpartition(":")[2]))
     assert pids
     for pid in pids:
         assert SECRET_KEY not in environment_of(pid).values()
