@@ -23,6 +23,7 @@ from localai_dist.net.stream import MuxStream
 from localai_dist.net.websocket_carrier import CLOSE_WAIT, WEBSOCKET_OPTIONS, ServerWire, WebSocketCarrier
 from localai_dist.net.websocket_frames import MESSAGE_MAX
 from localai_dist.units import KiB, MiB
+from tests.net.frames import frame
 
 UPGRADE = (
     b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -62,18 +63,6 @@ class Transport(StringTransport):
     def abortConnection(self) -> None:
         """Note it."""
         self.aborted = True
-
-
-def frame(first: int, payload: bytes, *, announce: int | None = None, mask: bool = True) -> bytes:
-    """A frame with a key of zeros, or with none; ``announce`` is a length that need not be true."""
-    size, bit = len(payload) if announce is None else announce, 0x80 if mask else 0
-    if size < 126:
-        head = bytes([first, bit | size])
-    elif size < 65536:
-        head = bytes([first, bit | 126]) + size.to_bytes(2, "big")
-    else:
-        head = bytes([first, bit | 127]) + size.to_bytes(8, "big")
-    return head + bytes(4 if mask else 0) + payload
 
 
 class Collector(Protocol):
@@ -314,7 +303,7 @@ class RefusedTests(CarrierCase):
 
     def test_unmasked(self) -> None:
         """A client's frame without a mask is 1002."""
-        self.refused(1002, frame(BINARY, b"hello", mask=False))
+        self.refused(1002, frame(BINARY, b"hello", None))
 
     def test_compressed(self) -> None:
         """A compressed frame, which nobody agreed on, is 1002."""

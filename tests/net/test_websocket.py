@@ -32,6 +32,7 @@ from localai_dist.testing.child import child_environment, twistd
 from localai_dist.testing.memory import Recorder
 from localai_dist.testing.streams import Source
 from localai_dist.units import MiB
+from tests.net.frames import frame
 from tests.support.refusing import refusing_port
 
 reactor: Any = untyped_reactor
@@ -270,18 +271,6 @@ class Raw(Protocol):
         self.lost.callback(None)
 
 
-def frame(opcode: int, payload: bytes, *, announce: int | None = None) -> bytes:
-    size = len(payload) if announce is None else announce
-    head = bytes([0x80 | opcode])
-    if size < 126:
-        head += bytes([0x80 | size])
-    elif size < 65536:
-        head += bytes([0x80 | 126]) + size.to_bytes(2, "big")
-    else:
-        head += bytes([0x80 | 127]) + size.to_bytes(8, "big")
-    return head + bytes(4) + payload  # mask key zero
-
-
 class RawPeerTests(WebSocketCase):
     """Peers that speak WebSocket but not as we do (MUX-12)."""
 
@@ -301,7 +290,7 @@ class RawPeerTests(WebSocketCase):
         """A text message ends the session with an error naming "binary" (MUX-12)."""
         raw = await self.connect()
         server = await self.root.got
-        raw.transport.write(frame(1, b"hello"))
+        raw.transport.write(frame(0x81, b"hello"))
         reason = await server.when_closed()
         self.assertIn("binary", reason.getErrorMessage())
         while (1003).to_bytes(2, "big") not in raw.data:
@@ -313,7 +302,7 @@ class RawPeerTests(WebSocketCase):
         """A message above 1 MiB + 4 KiB is refused by its header with close 1009 (MUX-12)."""
         raw = await self.connect()
         server = await self.root.got
-        raw.transport.write(frame(2, b"", announce=MESSAGE_MAX + 1))
+        raw.transport.write(frame(0x82, b"", announce=MESSAGE_MAX + 1))
         while (1009).to_bytes(2, "big") not in raw.data:
             await pause(0.01)
         raw.transport.abortConnection()
@@ -325,7 +314,7 @@ class RawPeerTests(WebSocketCase):
         raw = await self.connect()
         server = await self.root.got
         ping = bytes.fromhex("0002000100000000000000ff")
-        raw.transport.write(frame(2, b"") + frame(2, ping[:5]) + frame(2, b"") + frame(2, ping[5:]))
+        raw.transport.write(frame(0x82, b"") + frame(0x82, ping[:5]) + frame(0x82, b"") + frame(0x82, ping[5:]))
         while bytes.fromhex("0002000200000000000000ff") not in raw.data:
             await pause(0.01)
         self.assertTrue(server.is_open)

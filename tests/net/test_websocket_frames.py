@@ -15,6 +15,7 @@ from localai_dist.net.websocket_carrier import WEBSOCKET_OPTIONS, ClientWire, Se
 from localai_dist.net.websocket_frames import MESSAGE_MAX
 from localai_dist.net.websocket_mask import masked, unmasked
 from localai_dist.units import KiB
+from tests.net.frames import frame
 
 UPGRADE = (
     b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -75,20 +76,6 @@ def connected(factory: Any, protocol: Any) -> tuple[Any, Taken, Transport]:
         wire.dataReceived(UPGRADE)
         transport.clear()
     return wire, taken, transport
-
-
-def frame(first: int, payload: bytes, key: bytes | None = bytes(4)) -> bytes:
-    """A frame, masked unless ``key`` is None."""
-    size, bit = len(payload), 0 if key is None else 0x80
-    if size < 126:
-        head = bytes([first, bit | size])
-    elif size < 65536:
-        head = bytes([first, bit | 126]) + size.to_bytes(2, "big")
-    else:
-        head = bytes([first, bit | 127]) + size.to_bytes(8, "big")
-    if key is None:
-        return head + payload
-    return head + key + bytes(byte ^ key[at & 3] for at, byte in enumerate(payload))
 
 
 sizes = st.sampled_from([0, 1, 2, 11, 125, 126, 127, 1000, 65535, 65536, 70000])

@@ -180,6 +180,11 @@ class Broken:
 class BodyTests(HttpCase):
     """Bounded reading."""
 
+    READERS: tuple[Callable[[IResponse], Deferred[Any]], ...] = (
+        lambda response: read_body(response, 100),
+        lambda response: read_lines(response, 100, lambda line: False),
+    )
+
     def response(self, answer: Callable[[Any], Any]) -> IResponse:
         """A response's head."""
         self.server.answer = answer
@@ -215,10 +220,7 @@ class BodyTests(HttpCase):
 
     def test_broken_off(self) -> None:
         """A body that breaks off is never taken for a whole one."""
-        for read in (
-            lambda response: read_body(response, 100),
-            lambda response: read_lines(response, 100, lambda line: False),
-        ):
+        for read in self.READERS:
             response, _ = self.begun(b"half")
             reading = read(response)
             self.worker.streams[-1].abortConnection()
@@ -247,10 +249,7 @@ class BodyTests(HttpCase):
 
     def test_cancel_drops_the_stream(self) -> None:
         """A reader that gives up frees the stream."""
-        for read in (
-            lambda response: read_body(response, 100),
-            lambda response: read_lines(response, 100, lambda line: False),
-        ):
+        for read in self.READERS:
             response, _ = self.begun(b"half")
             reading = read(response)
             reading.addErrback(lambda failure: None)

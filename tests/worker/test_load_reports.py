@@ -12,7 +12,7 @@ from localai_dist.wire.files import ContentRange, PutRequest, Target
 from localai_dist.worker import sweeper
 from localai_dist.worker.answers import Incomplete, Partial, Staged
 from localai_dist.worker.blocks import BODY_SILENCE, WANTED_SILENCE
-from localai_dist.worker.sweeper import RESUMED_WITHIN, STALE, Sweeper
+from localai_dist.worker.sweeper import RESUMED_WITHIN, STALE
 from localai_dist.worker.timing import TooLate
 from tests.worker.test_server import ServerCase
 from tests.worker.test_sweeper import SweepCase
@@ -58,15 +58,7 @@ class KeptPartialTests(SweepCase):
     """How long unfinished files are kept, and how much of the disk they may hold."""
 
     def bounded(self, most: int) -> None:
-        self.sweeper = Sweeper(
-            self.areas,
-            uploads=self.uploads,
-            requests=self.requests,
-            offload=self.steps,
-            clock=self.clock,
-            now=lambda: self.now,
-            most=most,
-        )
+        self.sweeper = self.sweeper_with(most=most)
 
     def partial(self, name: str, age: float) -> Path:
         """An unfinished file of 500 bytes whose last one came so long ago."""

@@ -34,13 +34,18 @@ class SweepCase(SynchronousTestCase):
         self.now = NOW
         self.uploads = Uploads(offload=self.steps, clock=self.clock)
         self.requests = self.fresh()
-        self.sweeper = Sweeper(
+        self.sweeper = self.sweeper_with()
+
+    def sweeper_with(self, **more: Any) -> Sweeper:
+        """One for these folders."""
+        return Sweeper(
             self.areas,
             uploads=self.uploads,
             requests=self.requests,
             offload=self.steps,
             clock=self.clock,
             now=lambda: self.now,
+            **more,
         )
 
     def fresh(self, limit: int = 10**9) -> RequestFiles:
