@@ -96,7 +96,9 @@ def test_no_frontend_has_every_shard(apart: Cluster) -> None:
     for frontend, lost in zip(apart.frontends, ({4}, {1, 2}), strict=True):
         names = ", ".join(f"torn/{SHARDS[index].name}" for index in sorted(lost))
         folder = models_of(apart, frontend)
-        assert f"frontend {frontend.instance_id}: {names} not in this frontend's models folder {folder}" in where
+        assert f"frontend {frontend.instance_id}: {names} not in its models folder" in where
+        assert str(folder) not in where, "a client is told a folder"
+        assert f"{names} not in this frontend's models folder {folder}" in frontend.log.read_text()
     assert runner(apart, "torn") == ["frontend-0"]  # which lacks less
     assert not rows(apart.database.url, "select 1 from node_models where model_name = 'torn'")
     lost = models_of(apart, apart.frontends[0]) / "torn" / SHARDS[4].name  # positive control
