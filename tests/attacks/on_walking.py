@@ -100,7 +100,7 @@ ATTACKS: tuple[Attack, ...] = (
         new="        return str(self)\n",
         reddens=(
             "tests.httpapi.test_told.ToldTests.test_a_client_is_told_the_cause_and_no_coordinates",
-            "tests.httpapi.test_told.ToldTests.test_by_route",
+            "tests.httpapi.test_told.ToldTests.test_what_goes_on_is_logged_once_a_while",
             "tests.httpapi.test_told.ToldTests.test_readiness",
         ),
         leaves_green=("tests.httpapi.test_told.ToldTests.test_own_words_are_passed_on",),
