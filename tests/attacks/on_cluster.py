@@ -410,6 +410,17 @@ ATTACKS: tuple[Attack, ...] = (
         leaves_green=("tests/process/test_cluster_lost.py::test_a_frozen_worker",),
     ),
     Attack(
+        name="a-node-whose-tunnel-is-back-is-demoted",
+        file="localai_dist/store/sql/nodes.sql",
+        old="where c.node_id = backend_nodes.id and c.owner_instance_id <> '')\nreturning id;\n",
+        new="where c.node_id = backend_nodes.id and c.owner_instance_id <> '' and false)\nreturning id;\n",
+        reddens=(
+            "tests.db.test_nodes.StatusTests.test_a_route_that_is_back_demotes_nobody",
+            "tests.db.test_matrix.PlaceTests.test_nodes_mark_unhealthy",
+        ),
+        leaves_green=("tests.db.test_nodes.StatusTests.test_only_a_departed_route_demotes",),
+    ),
+    Attack(
         name="a-node-that-never-dialled-is-reaped",
         file="localai_dist/reach.py",
         old='    """Whether the row of the replica that was asked may be deleted (and only that row)."""\n',

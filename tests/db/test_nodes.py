@@ -316,6 +316,18 @@ class StatusTests(NodeCase):
         self.assertEqual(await self.status(node), "unhealthy")
         self.assertTrue(await self.nodes.mark_healthy(node, fresh_within=60))
 
+    async def test_a_route_that_is_back_demotes_nobody(self) -> None:
+        """A node whose tunnel came back between a look at it and the look's verdict stays healthy."""
+        await self.begin()
+        node, frontend = (await self.register()).node.id, InstanceId("f1")
+        departed = NoRoute(node, departed=True)
+        ownership = Ownership(self.pool_, live_window=30)
+        epoch = await ownership.claim(node, frontend)
+        self.assertFalse(await self.nodes.mark_unhealthy(node, departed))
+        self.assertEqual(await self.status(node), "healthy")
+        await ownership.release(node, frontend, epoch)
+        self.assertTrue(await self.nodes.mark_unhealthy(node, departed))
+
     async def test_replicas_live_as_long_as_the_process(self) -> None:
         """Registering again drops the replicas' rows only if the worker restarted, or does not say (CLUS-8)."""
         await self.begin()

@@ -63,10 +63,11 @@ class Fleet:
 
     def homed(self, worker: int, since: int = 0) -> None:
         """
-        Wait until a worker has its tunnel and the registry knows it.
+        Wait until a worker has its tunnel, the registry knows it, and every frontend places models there.
 
         A worker that says it is ready was admitted; the frontend's claim comes after that, and until then a request
-        finds no way to it.
+        finds no way to it. One that had departed may be found so once more before the claim, and is unhealthy then
+        until the next look.
 
         Args:
             since: the claim that was there before; 0 when there was no tunnel, or none that counted any more.
@@ -78,6 +79,12 @@ class Fleet:
             lambda: self.home(worker) is not None and self.claims()[worker] > since,
             HOMED_WITHIN,
         )
+        for frontend in [one for one in self.cluster.frontends if one.is_alive()]:
+            self.cluster.wait_for(
+                f"{child.name} healthy at {frontend.name}",
+                lambda it=frontend: self.statuses(it)[worker] == "healthy",
+                HOMED_WITHIN,
+            )
 
     @contextmanager
     def standing(self, *models: str) -> Iterator[Callable[[], None]]:

@@ -50,15 +50,15 @@ def test_all_frontends_restarted_at_once(fleet: Fleet) -> None:
     nodes = fleet.rows("select id, name from backend_nodes order by 1")
     replicas = fleet.replicas()
     loads = [len(reported(cluster.state.root / f"on-{worker}.events", "load")) for worker in (0, 1)]
-    pids = [worker.pid for worker in cluster.workers]
+    pids, claims = [worker.pid for worker in cluster.workers], fleet.claims()
     for frontend in cluster.frontends:
         frontend.kill()
     for frontend in cluster.frontends:
         frontend.start()
     for frontend in cluster.frontends:
         until(f"{frontend.name} ready", frontend.is_ready, 40)
-    for worker in cluster.workers:
-        until(f"{worker.name} ready", worker.is_ready, HOMED_WITHIN)
+    for worker, claim in enumerate(claims):
+        fleet.homed(worker, claim)
     everything_answers(fleet)
     assert fleet.replicas() == replicas
     assert [len(reported(cluster.state.root / f"on-{worker}.events", "load")) for worker in (0, 1)] == loads
@@ -129,9 +129,9 @@ def test_a_worker_restarted_under_its_name(fleet: Fleet) -> None:
     """The same node again, at once; what it had loaded is not believed but loaded anew (BR-082)."""
     cluster = fleet.cluster
     nodes = fleet.rows("select id, name from backend_nodes order by 1")
-    loads = reported(cluster.state.root / "on-0.events", "load")
+    loads, claim = reported(cluster.state.root / "on-0.events", "load"), fleet.claims()[0]
     cluster.restart(cluster.workers[0])
-    until("the worker ready", cluster.workers[0].is_ready, HOMED_WITHIN)
+    fleet.homed(0, claim)
     everything_answers(fleet)
     again = reported(cluster.state.root / "on-0.events", "load")
     assert len(again) == len(loads) + 1 and again[-1]["pid"] != loads[-1]["pid"]
@@ -152,6 +152,7 @@ def test_owner_and_worker_die_in_the_same_interval(fleet: Fleet) -> None:
     until("the owner ready", cluster.frontends[0].is_ready, 40)
     for frontend in cluster.frontends:
         assert cluster.nodes(frontend)["worker-0"]["tunnel"]["state"] == "reconnecting"
+    claim = fleet.claims()[0]
     cluster.workers[0].start()
-    until("the worker ready", cluster.workers[0].is_ready, HOMED_WITHIN)
+    fleet.homed(0, claim)
     everything_answers(fleet)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import openai
 import pytest
@@ -34,14 +35,20 @@ def served(cluster: Cluster) -> list[str]:
     return [r.json()["choices"][0]["message"]["content"] if r.status == 200 else r.text for r in replies]
 
 
-def connected(cluster: Cluster, frontend: int = 0) -> bool:
+def until_back(cluster: Cluster) -> None:
     """
-    Whether a frontend knows of the worker's tunnel, which was lost before.
+    Wait until a frontend knows of the worker's tunnel, which was lost before, and places models there.
 
-    The worker itself is ready as soon as it was admitted; the claim comes after that.
+    The worker itself is ready as soon as it was admitted; the claim comes after that. One that had departed may be
+    found so once more before the claim, and is unhealthy then until the next look.
     """
-    [node] = cluster.nodes(cluster.frontends[frontend]).values()
-    return bool(node["tunnel"]["state"] == "connected")
+    told = cluster.frontends[1]
+
+    def node() -> dict[str, Any]:
+        return cluster.nodes(told).get("worker-0", {"tunnel": {}})
+
+    cluster.wait_for("the worker's tunnel", lambda: node()["tunnel"].get("state") == "connected", 40)
+    cluster.wait_for("a healthy worker", lambda: node().get("status") == "healthy", 40)
 
 
 def refused(cluster: Cluster, frontend: int) -> openai.APIStatusError:
@@ -77,7 +84,7 @@ def test_the_only_worker_is_killed_and_comes_back(lonely: Cluster) -> None:
         error = refused(lonely, frontend)
         assert error.code == "no_route" and "no route" in error.message
     worker.start()
-    lonely.wait_for("the worker's tunnel", lambda: connected(lonely), 40)
+    until_back(lonely)
     assert served(lonely) == [ANSWER, ANSWER]
     assert [frontend.pid for frontend in lonely.frontends if frontend.is_alive()] == pids
 
@@ -100,7 +107,7 @@ def test_a_stream_is_refused_the_same_way(lonely: Cluster) -> None:
     assert time.monotonic() - began <= ROUTE_WAIT + 1
     assert (reply.status, reply.json()["error"]["code"]) == (503, "worker_reconnecting")
     worker.start()
-    lonely.wait_for("the worker's tunnel", lambda: connected(lonely), 40)
+    until_back(lonely)
     assert served(lonely) == [ANSWER, ANSWER]
 
 
@@ -116,7 +123,7 @@ def test_readiness_of_a_worker_follows_its_tunnel(lonely: Cluster) -> None:
     assert ask(worker.probe_url + "/healthz").status == 200
     lonely.frontends[1].start()
     lonely.wait_for("readiness again", worker.is_ready, 40)
-    lonely.wait_for("the worker's tunnel", lambda: connected(lonely, 1), 40)
+    until_back(lonely)
     assert ask(worker.probe_url + "/healthz").status == 200
     lonely.frontends[0].start()
     for frontend in lonely.frontends:

@@ -157,10 +157,12 @@ where approved_at is not null and status in ('healthy', 'unhealthy')
 returning id;
 
 -- name: mark_unhealthy
--- The node's route departed: no new work until it is back.
+-- The node's route departed: no new work until it is back. It may be back since that was read: a tunnel that somebody
+-- holds now has not departed.
 -- acts: may_demote
 update backend_nodes set status = 'unhealthy', updated_at = now()
 where id = %(id)s and approved_at is not null and status = 'healthy'
+  and not exists (select from node_connections c where c.node_id = backend_nodes.id and c.owner_instance_id <> '')
 returning id;
 
 -- name: mark_healthy
