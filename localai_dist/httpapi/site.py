@@ -13,6 +13,8 @@ from localai_dist.httpapi.openai import routes as openai
 from localai_dist.httpapi.resource import ApiResource
 from localai_dist.httpapi.routing import RouteTable
 from localai_dist.net.request import StreamingSite
+from localai_dist.relay.peers import PEER_PATH
+from localai_dist.tunnel.urls import CONNECT_PATH
 
 ROUTES: list[ApiRoute] = [
     *openai.ROUTES,
@@ -22,9 +24,6 @@ ROUTES: list[ApiRoute] = [
     *scheduling.ROUTES,
     *loads.ROUTES,
 ]
-
-CONNECT_PATH = "/api/cluster/connect"
-PEER_PATH = "/api/cluster/peer"
 
 
 def make_site(

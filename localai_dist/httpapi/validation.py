@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
-from localai_dist.httpapi.errors import bad_request
+from localai_dist.httpapi.errors import ApiError, bad_request
 
 T = TypeVar("T")
 
@@ -29,8 +29,7 @@ def decode(body: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(body or b"{}", type=kind)
     except msgspec.ValidationError as error:
-        what, param = explain(str(error))
-        raise bad_request(f"{param}: {what}" if param else what, param) from error
+        raise _at_fault(error) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise bad_request(f"the body is not JSON: {error}") from error
     except RecursionError as error:
@@ -47,8 +46,12 @@ def from_form(fields: Mapping[str, str | list[str]], kind: type[T]) -> T:
     try:
         return msgspec.convert(fields, type=kind, strict=False)
     except msgspec.ValidationError as error:
-        what, param = explain(str(error))
-        raise bad_request(f"{param}: {what}" if param else what, param) from error
+        raise _at_fault(error) from error
+
+
+def _at_fault(error: msgspec.ValidationError) -> ApiError:
+    what, param = explain(str(error))
+    return bad_request(f"{param}: {what}" if param else what, param)
 
 
 def explain(text: str) -> tuple[str, str | None]:

@@ -50,9 +50,7 @@ class FrontendSettings:
     )  # fmt: skip
     models_path: str = option(PATH, "models", "The folder of model files and their YAML.")
     data_path: str = option(PATH, "data", "The folder of this frontend's own state.")
-    backend_galleries: str = option(
-        TEXT, "", "Backend galleries as a JSON list of {name, url}; empty: the one in the box."
-    )
+    backend_galleries: str = rows.backend_galleries()
     storage_url: str = option(
         TEXT, "", "An S3 object store's address: model files go by way of it; empty: over the tunnels."
     )
@@ -71,8 +69,8 @@ class FrontendSettings:
         choice("bound", "loose"), "bound",
         "Whether a node proves itself by its own token (bound) or the registration token is enough (loose).",
     )  # fmt: skip
-    registration_require_auth: bool = option(SWITCH, False, "Refuse to start without a registration token.")
-    distributed_require_auth: bool = option(SWITCH, False, "Refuse to start without a registration token.")
+    registration_require_auth: bool = rows.require_auth()
+    distributed_require_auth: bool = rows.require_auth()
 
     route_wait: float = option(DURATION, 5 * SECOND, "How long a request waits for a worker that is reconnecting.")
     model_load_wait: float = option(DURATION, MINUTE, "How long a request waits for a cold load; 0: without end.")

@@ -54,9 +54,7 @@ class WorkerSettings:
     models_path: str = option(PATH, "models", "The folder model files are staged into.")
     backends_path: str = option(PATH, "backends", "The folder backends are installed into.")
     data_path: str = option(PATH, "data", "The folder of this worker's own state; node.json holds its identity.")
-    backend_galleries: str = option(
-        TEXT, "", "Backend galleries as a JSON list of {name, url}; empty: the one in the box."
-    )
+    backend_galleries: str = rows.backend_galleries()
     force_meta_backend_capability: str = option(
         TEXT, "",
         "Which builds of backends to install (nvidia-cuda-12, amd, default, …); empty: by the card that is found.",
@@ -96,8 +94,8 @@ class WorkerSettings:
     tunnel_keepalive: float = rows.tunnel_keepalive()
     lame_duck: float = option(DURATION, 5 * SECOND, "On SIGTERM: the longest wait for running requests.", lab=True)
     drain_timeout: float = rows.drain_timeout()
-    registration_require_auth: bool = option(SWITCH, False, "Refuse to start without a registration token.")
-    distributed_require_auth: bool = option(SWITCH, False, "Refuse to start without a registration token.")
+    registration_require_auth: bool = rows.require_auth()
+    distributed_require_auth: bool = rows.require_auth()
     worker_tunnel: bool = option(SWITCH, True, "Must stay true: there is no way to a worker but its tunnel.")
 
     @property

@@ -161,6 +161,3 @@ class _ByStore(Upload):
         self._progress.moved += count
         self._progress.goes_on()
         self._hold.observe()
-
-    def _where_to(self) -> str:
-        return f"staging {self._file.relative} on node {self._means.called(self._node)}"

@@ -339,9 +339,11 @@ class Upload:
         )
 
     def _refused(self, status: int, text: str) -> UploadRefused:
-        where = f"staging {self._file.relative} on node {self._means.called(self._node)}"
         kind = NoSpace if status == NO_SPACE else UploadRefused
-        return kind(f"{where}: the worker answered {status}: {text or 'no reason given'}")
+        return kind(f"{self._where_to()}: the worker answered {status}: {text or 'no reason given'}")
+
+    def _where_to(self) -> str:
+        return f"staging {self._file.relative} on node {self._means.called(self._node)}"
 
 
 async def _text(response: IResponse) -> str:
