@@ -154,7 +154,7 @@ class FaultProxy:
 
     def open(self, path: str = "") -> int:
         """How many connections that asked for a path beginning with ``path`` are joined now."""
-        return self._do(lambda: sum(joint.path.startswith(path) for joint in self._joints))
+        return self._do(lambda: sum(joint.far is not None and joint.path.startswith(path) for joint in self._joints))
 
     def _do(self, work: Callable[[], T]) -> T:
         async def done() -> T:
@@ -181,20 +181,32 @@ class FaultProxy:
             if refusal is not None:
                 await _refuse(writer, refusal)
                 return
-            far = _End(*await asyncio.open_connection(*self._place))
-            far.writer.write(one_request(head))
-            await self._join(_Joint(path, near, far, self._swallowing))
+            await self._pass(_Joint(path, near, self._swallowing), head)
         except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass  # one of the two is gone: so is the connection
         finally:
             near.writer.close()
 
-    async def _join(self, joint: _Joint) -> None:
-        """Pass on both directions until one ends; a swallowed connection's ends learn nothing of each other."""
+    async def _pass(self, joint: _Joint, head: bytes) -> None:
+        """Connect ``joint`` and pass its head on; what breaks the way meanwhile breaks it for this one too."""
         self._joints.add(joint)
+        try:
+            far = _End(*await asyncio.open_connection(*self._place))
+            if joint not in self._joints:
+                far.reset()
+                return
+            joint.far = far
+            if not joint.silent:
+                far.writer.write(one_request(head))
+            await self._join(joint, joint.near, far)
+        finally:
+            self._joints.discard(joint)
+
+    async def _join(self, joint: _Joint, near: _End, far: _End) -> None:
+        """Pass on both directions until one ends; a swallowed connection's ends learn nothing of each other."""
         ways = [
-            asyncio.ensure_future(self._pass_on(joint, joint.near, joint.far)),
-            asyncio.ensure_future(self._pass_on(joint, joint.far, joint.near)),
+            asyncio.ensure_future(self._pass_on(joint, near, far)),
+            asyncio.ensure_future(self._pass_on(joint, far, near)),
         ]
         try:
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
@@ -204,8 +216,7 @@ class FaultProxy:
             for way in ways:
                 way.cancel()
             await asyncio.gather(*ways, return_exceptions=True)
-            self._joints.discard(joint)
-            joint.far.writer.close()
+            far.writer.close()
 
     async def _pass_on(self, joint: _Joint, source: _End, sink: _End) -> None:
         while piece := await source.reader.read(_PIECE):
@@ -234,18 +245,19 @@ class _End:
 
 
 class _Joint:
-    """A connection that passes through: its path and its two ends."""
+    """A connection that passes through: its path and its two ends, the far one once it is connected."""
 
-    def __init__(self, path: str, near: _End, far: _End, silent: bool) -> None:
+    def __init__(self, path: str, near: _End, silent: bool) -> None:
         self.path = path
         self.near = near
-        self.far = far
+        self.far: _End | None = None
         self.silent = silent
 
     def reset(self) -> None:
         """Both ends see a reset."""
         self.near.reset()
-        self.far.reset()
+        if self.far is not None:
+            self.far.reset()
 
 
 async def _refuse(writer: asyncio.StreamWriter, status: int) -> None:

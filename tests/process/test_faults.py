@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import ClassVar
 from urllib.parse import urlsplit
 
 import pytest
@@ -21,7 +22,10 @@ SIZE = 200_000
 class Answering(BaseHTTPRequestHandler):
     """Answers with many bytes."""
 
+    asked: ClassVar[list[str]] = []
+
     def do_GET(self) -> None:
+        self.asked.append(self.path)
         self.send_response(200)
         self.send_header("Content-Length", str(SIZE))
         self.end_headers()
@@ -96,9 +100,10 @@ def test_swallowed(way: FaultProxy) -> None:
         with pytest.raises(TimeoutError):
             while connection.recv(65536):  # what was on the way already
                 pass
-        assert ask(way.url + "/", timeout=0.5).status == 0
+        assert ask(way.url + "/unheard", timeout=0.5).status == 0
         way.heal()
-        assert ask(way.url + "/").status == 200
+        assert ask(way.url + "/heard").status == 200
+        assert "/heard" in Answering.asked and "/unheard" not in Answering.asked
         connection.settimeout(5)
         with pytest.raises(ConnectionResetError):
             connection.recv(1)
