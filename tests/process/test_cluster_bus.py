@@ -59,8 +59,9 @@ def crosses(cluster: Cluster, told: int, heard: int, within: float = HEARD_WITHI
         tunnel.settimeout(within)
         received = b""
         while not closing(received):
-            received += tunnel.recv(65536)
-            assert time.monotonic() - began <= within
+            more = tunnel.recv(65536)
+            assert more and time.monotonic() - began <= within, received[-100:]
+            received += more
 
 
 def closing(received: bytes) -> bool:

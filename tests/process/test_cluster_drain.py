@@ -81,7 +81,7 @@ def test_sigterm_with_twenty_running_streams(fleet: Fleet) -> None:
             with Watch(lambda: (old.open(ROUTE), new.open(ROUTE)), every=0.02) as tunnels:
                 told = time.monotonic()
                 going.terminate()
-                until("not ready", lambda: ask(going.url + "/readyz").status == 503, 1)
+                until("not ready", lambda: ask(going.url + "/readyz").status == 503, 2)
                 assert knock(going.url, door, credential).status == 503
                 assert ask(going.url + "/readyz").json()["status"] == "draining"
                 until("its next tunnel beside the old one", lambda: (1, 1) in tunnels.seen, DRAIN)

@@ -294,7 +294,9 @@ def test_a_client_that_leaves_frees_everything(fleet: Fleet, frontend: int, stre
         if stream:
             received = b""
             while received.count(b'"content":"') < 3:
-                received += connection.recv(65536)
+                more = connection.recv(65536)
+                assert more, received[-300:]
+                received += more
         else:
             connection.settimeout(1.0)
             with pytest.raises(TimeoutError):
