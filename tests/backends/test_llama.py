@@ -34,6 +34,7 @@ from tests.backends.programs import (
     listening_addresses,
     next_line,
 )
+from tests.tunnel.sockets import no_connection_left
 
 RUN = LLAMA / "run.sh"
 KENYA = "What is the capital of Kenya?"
@@ -72,6 +73,7 @@ class LlamaTestCase(TestCase):
         if importlib.util.find_spec("xllamacpp") is None:
             raise SkipTest("xllamacpp is not installed")
         self.program = Program([RUN, "--addr", "127.0.0.1:0"])
+        self.addCleanup(no_connection_left)
         self.addCleanup(self.program.end)
         self.channel = await self.program.channel()
         self.addCleanup(self.channel.close)

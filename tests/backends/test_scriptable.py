@@ -21,6 +21,7 @@ from localai_dist.grpcclient import BackendChannel, Origin, RpcError, StatusCode
 from localai_dist.rpc import backend_pb2 as pb
 from localai_dist.testing import backend
 from tests.backends.programs import Program, gone_within
+from tests.tunnel.sockets import no_connection_left
 
 
 class ScriptableTests(TestCase):
@@ -30,6 +31,7 @@ class ScriptableTests(TestCase):
     async def setUp(self) -> None:
         self.folder = backend.install(Path(self.mktemp()).absolute())
         self.program = Program([self.folder / "run.sh", "--addr", "127.0.0.1:0"])
+        self.addCleanup(no_connection_left)
         self.addCleanup(self.program.end)
         self.channel = await self.program.channel()
         self.addCleanup(self.channel.close)

@@ -25,6 +25,7 @@ from localai_dist.worker import sums, uploads
 from localai_dist.worker.entry import Entry
 from localai_dist.worker.server import Healthz, LoopbackServer
 from localai_dist.worker.service import BackendWorkerConfig, WorkerServer, make_backend_worker
+from tests.tunnel.sockets import no_connection_left
 from tests.worker.support import FakeConnect, reactor, write_backend, write_index
 from tests.worker.test_supervisor import free_range
 
@@ -59,6 +60,7 @@ class ServerCase(TestCase):
             connect=self.connect,
         )
         self.worker.startService()
+        self.addCleanup(no_connection_left)
         self.addCleanup(self.worker.stopService)
 
     async def ask(
@@ -457,6 +459,7 @@ class AgentTests(TestCase):
     async def test_every_verb_is_unknown(self) -> None:
         """An agent worker answers every verb 404, and its probes (WALK-20)."""
         worker = WorkerServer(reactor=reactor, registration_token=TOKEN)
+        self.addCleanup(no_connection_left)
         await worker.start()
         try:
             for path in [*wire.VERBS, *FILE_VERBS, "/v1/files/models/x"]:
