@@ -271,11 +271,14 @@ class TogetherTests(DoorCase):
         first = self.held.get(NodeId("n-1"))
         assert first is not None
         self.held.go_away(0.0)
+        await until(lambda: self.held.get(NodeId("n-1")) not in (None, first), "the next tunnel is held")
         # Both doors lead to one frontend here, which closes the older tunnel as it gets the newer: the worker may hear
-        # of that a moment before it hears that it is in.
-        await until(
-            lambda: client.connected and self.held.get(NodeId("n-1")) not in (None, first), "the next tunnel is held"
-        )
+        # of that before it hears that it is in.
+        following = self.held.get(NodeId("n-1"))
+        assert following is not None
+        await following.open()
+        await until(lambda: bool(streams), "the worker serves a stream of the next tunnel")
+        self.assertTrue(client.connected)
         self.assertEqual([epoch for _, epoch in self.rows.rows.values()], [2])
         await client.stopService()
         await until(lambda: not self.rows.rows, "the claim is released")
