@@ -1,1 +1,1 @@
-A load that can't go on, because its node or the frontend that holds the node's tunnel is out of reach, says why wherever it is asked: `ops ls`, `/api/operations` and `load-status` (`waits`), and the 503 of a client whose wait is over.
+A load that can't go on, because its node or the frontend that holds the node's tunnel is out of reach, says why wherever it is asked: `ops ls`, `/api/operations` and `load-status` (`waits`), the 503 of a client whose wait is over, and the 504 of one whose own deadline passed.

@@ -4,15 +4,29 @@ from __future__ import annotations
 
 from typing import Any
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IReactorTime
 
 from localai_dist.catalog.model import ModelConfig
+from localai_dist.loads.status import LoadStatus
 from localai_dist.registry.records import Replica
 
 
 class WaitOver(Exception):
     """A waiter's own time is up; the load goes on."""
+
+
+class CutShort(CancelledError):
+    """
+    A wait for a load was cancelled; the load goes on.
+
+    Attributes:
+        meanwhile: how the load stood, as a client may be told; empty when nothing was known.
+    """
+
+    def __init__(self, meanwhile: str) -> None:
+        super().__init__()
+        self.meanwhile = meanwhile
 
 
 class Flight:
@@ -25,12 +39,14 @@ class Flight:
         model: the configuration that is loaded.
         began: when, on the frontend's clock (s).
         course: the coroutine that drives it, set by whoever starts it.
+        seen: the load as another frontend's row last told it.
     """
 
     def __init__(self, model: ModelConfig, began: float = 0.0) -> None:
         self.model = model
         self.began = began
         self.course: Deferred[Any] | None = None
+        self.seen: LoadStatus | None = None
         self._waiters: list[Deferred[Replica]] = []
         self._pausing: Deferred[None] | None = None
 

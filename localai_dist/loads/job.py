@@ -35,7 +35,7 @@ from localai_dist.loads.lack import Lack, lacking_text, lacking_told
 from localai_dist.loads.placing import place_for
 from localai_dist.loads.rows import Claim, Loaded, Measured
 from localai_dist.loads.speed import Speed
-from localai_dist.loads.status import JobState
+from localai_dist.loads.status import JobState, LoadStatus
 from localai_dist.loads.steps import Steps
 from localai_dist.loads.tools import Tools
 from localai_dist.reach import Answer, Answered, Outcome, Retry, Unreached, may_retry
@@ -112,6 +112,20 @@ class LoadJob:
         finally:
             if beat.running:
                 beat.stop()
+
+    @property
+    def status(self) -> LoadStatus:
+        """How it stands, as its row will say with the next heartbeat."""
+        told = self.progress
+        return LoadStatus(
+            self._model.name,
+            self._state.value,
+            node="" if self._place is None else self._place.node_name,
+            bytes_sent=told.bytes_sent,
+            total_bytes=told.total_bytes,
+            waits=told.trouble if told.waits else "",
+            waits_told=told.trouble_told if told.waits else "",
+        )
 
     def cancel(self, reason: str) -> None:
         """The row was marked: stop now; the next heartbeat would find out too."""

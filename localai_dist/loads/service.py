@@ -19,7 +19,7 @@ from localai_dist.catalog.model import ModelConfig
 from localai_dist.ids import InstanceId, NodeId
 from localai_dist.loads.errors import LoadFailed, Offered, StillLoading, TakenOver
 from localai_dist.loads.fleet import Fleet
-from localai_dist.loads.flight import Flight, WaitOver
+from localai_dist.loads.flight import CutShort, Flight, WaitOver
 from localai_dist.loads.job import LoadJob
 from localai_dist.loads.lack import Resort
 from localai_dist.loads.leftovers import Leftovers
@@ -248,9 +248,17 @@ class Loads:
             return await waiter
         except WaitOver:
             raise StillLoading(await self._known(flight.model)) from None
+        except CancelledError:
+            raise CutShort(self._meanwhile(flight)) from None
         finally:
             if timer is not None and timer.active():
                 timer.cancel()
+
+    def _meanwhile(self, flight: Flight) -> str:
+        """What is known of the load here and now; a wait that was cancelled asks nobody."""
+        job = self._jobs.get(flight.model.name)
+        status = flight.seen if job is None else job.status
+        return "" if status is None else status.sentence_told()
 
     async def _told(self, row: JobRow) -> LoadStatus:
         """The row's status, with the range that earlier loads on that node tell; without it while nobody knows."""

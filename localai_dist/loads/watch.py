@@ -35,6 +35,7 @@ async def watch(tools: Tools, flight: Flight) -> Seen:
                 raise LoadCancelled(f"the load of {name} was cancelled: {reason}")
             return Seen.GONE
         if isinstance(row, JobRow):
+            flight.seen = row.status
             _raise_ending(row, attempt, waited=tools.clock.seconds() - flight.began)
             if _is_for(tools, row):
                 return Seen.ORPHANED

@@ -9,6 +9,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
+from localai_dist.loads.flight import CutShort
 from localai_dist.reach import DeadlineExceeded, Unreached
 from localai_dist.units import format_duration
 
@@ -47,6 +48,8 @@ def within(
             timer.cancel()
         if late and isinstance(result, Failure):
             text = f"the request's own deadline of {format_duration(left if granted is None else granted)} passed"
+            if isinstance(result.value, CutShort) and result.value.meanwhile:
+                text += f": {result.value.meanwhile}"
             return Failure(Unreached(DeadlineExceeded(text)))
         return result
 

@@ -23,6 +23,7 @@ from localai_dist.registry.presence import PresenceState
 from localai_dist.registry.records import SchedulingRow
 from localai_dist.rpc import backend_pb2 as pb
 from localai_dist.scheduler.placement import NoPlace
+from localai_dist.serving.deadline import within
 from localai_dist.staging.errors import NoSpace
 from localai_dist.units import MINUTE, GiB
 from localai_dist.wire.verbs import InstallReply
@@ -515,6 +516,26 @@ class BrokenWayTests(LoadsCase):
         self.assertEqual((job.state, job.waits), ("staging", ""))
         gate.callback(None)
         self.successResultOf(first)
+
+    def test_a_caller_whose_deadline_passes_is_told_what_the_load_waits_for(self) -> None:
+        """
+        The 504 of a caller with a deadline of its own says how the load stood, at the frontend that runs it and at any
+        other; the load goes on (CLUS-10).
+        """
+        away = Unreached(PeerUnreachable("fe-3", "refused", address="10.0.0.3:8080"))
+        self.workers.errors["install"] = [away] * 4
+        for loads in (self.one, self.two):
+            deadline = self.clock.seconds() + 3.0
+            asked = within(self.clock, deadline, loads.ensure(self.model), granted=3.0)
+            self.clock.pump([0.5] * 6)
+            late = self.failureResultOf(asked, Unreached).value
+            self.assertEqual(
+                late.told,
+                "the request's own deadline of 3s passed: model tiny is installing on node worker-1; it waits: the "
+                "frontend that holds the tunnel (fe-3) can't be reached from here",
+            )
+        self.clock.pump([1.0] * 30)
+        self.assertEqual(len(self.database.replicas), 1)
 
     def test_what_it_waited_for_is_told_at_the_end(self) -> None:
         """
