@@ -254,7 +254,7 @@ class MuxStream(Socketless):
         protocol = self.protocol
         if IHalfCloseableProtocol.providedBy(protocol) and not self.disconnecting:
             self._tell(protocol.readConnectionLost)
-        if not IHalfCloseableProtocol.providedBy(protocol) or self._both_finished():
+        if not IHalfCloseableProtocol.providedBy(protocol) or self._all_said():
             self._end_cleanly()
 
     # -- writing ---------------------------------------------------------------------------------------------------
@@ -342,8 +342,9 @@ class MuxStream(Socketless):
         if self.disconnecting or (self._finish_seen and self._half_closed_told):
             self._end_cleanly()
 
-    def _both_finished(self) -> bool:
-        return self._finish_seen and self._core.over
+    def _all_said(self) -> bool:
+        """Whether both ends said everything; nobody waits for a FIN of ours that is still to be sent."""
+        return self._finish_seen and (self._core.over or (self.disconnecting and self._core.fin_due))
 
     # -- the end ---------------------------------------------------------------------------------------------------
 

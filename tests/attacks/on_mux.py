@@ -111,6 +111,17 @@ ATTACKS: tuple[Attack, ...] = (
         leaves_green=("tests.net.test_splice.SpliceTests.test_far_side_speaks_first",),
     ),
     Attack(
+        name="mux-a-close-forgets-what-is-still-to-be-sent",
+        file="localai_dist/net/stream.py",
+        old="(self.disconnecting and self._core.fin_due)",
+        new="self.disconnecting",
+        reddens=(
+            "tests.net.test_stream.MuxStreamTests.test_a_close_that_waits_for_a_producer",
+            "tests.net.test_stream.MuxStreamTests.test_a_close_that_waits_for_what_was_written",
+        ),
+        leaves_green=("tests.net.test_stream.MuxStreamTests.test_half_close",),
+    ),
+    Attack(
         name="mux-session-bound-removed",
         file="localai_dist/mux/window.py",
         old="        taken = min(wanted, self.free)\n",

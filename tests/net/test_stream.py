@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from twisted.internet import reactor as untyped_reactor
@@ -13,14 +14,16 @@ from twisted.internet.interfaces import (
 )
 from twisted.internet.protocol import ClientFactory, Factory, Protocol
 from twisted.internet.task import Clock
+from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 from zope.interface.verify import verifyObject
 
 from localai_dist.mux.classes import TrafficClass
 from localai_dist.mux.errors import SessionDead, StreamReset
+from localai_dist.mux.frame import Flag, decode
 from localai_dist.net.errors import StreamEnded
 from localai_dist.net.splice import splice
-from localai_dist.net.stream import LINGER
+from localai_dist.net.stream import LINGER, MuxStream
 from localai_dist.testing.memory import Recorder, SessionPair, TransportPair
 from localai_dist.testing.streams import Connected, HalfRecorder, Source, StreamSuite
 from localai_dist.units import KiB, MiB
@@ -146,6 +149,24 @@ class SplicedSuite(StreamSuite, SynchronousTestCase):
         return make_spliced()
 
 
+class Answering(HalfRecorder):
+    """Closes when the far side has; ``then`` is called once the stream is over."""
+
+    transport: Any
+
+    def __init__(self, then: Callable[[], object]) -> None:
+        super().__init__()
+        self._then = then
+
+    def readConnectionLost(self) -> None:
+        super().readConnectionLost()
+        self.transport.loseConnection()
+
+    def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
+        super().connectionLost(reason)
+        self._then()
+
+
 class MuxStreamTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.pair = SessionPair()
@@ -178,6 +199,70 @@ class MuxStreamTests(SynchronousTestCase):
         self.assertEqual((bytes(a.data), bytes(b.data)), (b"answer", b"question"))
         self.assertTrue(a.lost.check(ConnectionDone) and b.lost.check(ConnectionDone))
         self.assertEqual((self.pair.client.stream_count, self.pair.server.stream_count), (0, 0))
+
+    def test_a_close_that_answers_the_far_end(self) -> None:
+        """A client that closes at the end of the answer is done at once; what it does next is sent along (MUX-20)."""
+        near, far = self.pair.open()
+        client = Answering(lambda: self.pair.client.open().addCallback(opened.append))
+        opened: list[MuxStream] = []
+        near.start(client)
+        far.start(HalfRecorder())
+        far.loseWriteConnection()
+        self.pair.clock.advance(0)
+        self.pair.carriers.move(self.pair.carriers.b, self.pair.carriers.a)
+        self.assertTrue(client.lost and client.lost.check(ConnectionDone))
+        self.pair.clock.advance(0)
+        (message,) = self.pair.carriers.a.outbox
+        sent = [(frame.flags, frame.stream_id) for frame in map(decode, (message[:12], message[12:]))]
+        self.assertEqual(sent, [(Flag.SYN, opened[0].id), (Flag.FIN, near.id)])
+        self.pair.settle()
+        self.assertEqual((self.pair.client.stream_count, self.pair.server.stream_count), (1, 1))
+
+    def test_a_close_that_waits_for_what_was_written(self) -> None:
+        """With bytes of ours still to be sent a close is not done at the far side's end."""
+        near, far = self.pair.open()
+        client = Answering(lambda: None)
+        near.start(client)
+        far.start(HalfRecorder())
+        far.pauseProducing()
+        near.write(b"x" * 512 * KiB)  # twice what the far side's window takes
+        far.loseWriteConnection()
+        self.pair.settle()
+        self.assertTrue(client.read_lost)
+        self.assertIsNone(client.lost)
+        far.resumeProducing()
+        self.pair.pass_time(1)
+        self.assertTrue(client.lost and client.lost.check(ConnectionDone))
+
+    def test_a_close_that_waits_for_a_producer(self) -> None:
+        """With a producer registered a close is not done at the far side's end, even when nothing is queued."""
+        near, far = self.pair.open()
+        client = Answering(lambda: None)
+        near.start(client)
+        far.start(HalfRecorder())
+        near.registerProducer(Source(near, MiB), True)
+        far.loseWriteConnection()
+        self.pair.settle()
+        self.assertTrue(client.read_lost)
+        self.assertIsNone(client.lost)
+        near.unregisterProducer()
+        self.pair.settle()
+        self.assertTrue(client.lost and client.lost.check(ConnectionDone))
+
+    def test_half_closes_that_cross(self) -> None:
+        """A half-close of ours that is still to be sent when the far side's comes is told before the end (MUX-2)."""
+        near, far = self.pair.open()
+        a = HalfRecorder()
+        near.start(a)
+        far.start(HalfRecorder())
+        far.loseWriteConnection()
+        self.pair.clock.advance(0)
+        near.loseWriteConnection()
+        self.pair.carriers.move(self.pair.carriers.b, self.pair.carriers.a)
+        self.assertTrue(a.read_lost)
+        self.assertEqual((a.write_lost, a.lost), (False, None))
+        self.pair.settle()
+        self.assertTrue(a.write_lost and a.lost and a.lost.check(ConnectionDone))
 
     def test_take_over(self) -> None:
         """A second protocol gets exactly the bytes the first did not take."""
