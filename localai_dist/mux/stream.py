@@ -115,7 +115,6 @@ class Stream:
         local: True when this end opened it.
         acked: the far side's accept was received (own streams) or sent (theirs).
         queued: bytes written and not yet put into a frame.
-        owner: whatever the shell ties to the stream; never looked at here.
     """
 
     __slots__ = (
@@ -127,7 +126,6 @@ class Stream:
         "finishing",
         "id",
         "local",
-        "owner",
         "queue",
         "queued",
         "ready_in",
@@ -150,7 +148,6 @@ class Stream:
         self.sent = 0
         self.finishing = False
         self.ready_in: TrafficClass | None = None
-        self.owner: object = None
         self._run = 0
         self._taken = 0  # of the first string in the queue, so that each byte is sliced once only
         self._empty_since: float | None = None

@@ -236,11 +236,12 @@ class MuxSession:
     def _on_event(self, event: events.Event) -> None:
         match event:
             case events.DataReceived():
-                _shell(event.stream).bytes_arrived(event.data)
+                self._streams[event.stream.id].bytes_arrived(event.data)
             case events.StreamFinished():
-                _shell(event.stream).finish_arrived()
+                self._streams[event.stream.id].finish_arrived()
             case events.StreamCut():
-                _shell(event.stream).cut_arrived(event.violation, event.after_fin)
+                if event.stream.id in self._streams:  # else it left with its FIN just before
+                    self._streams[event.stream.id].cut_arrived(event.violation, event.after_fin)
             case events.StreamOpened():
                 self._on_opened(event.stream)
             case events.StreamAccepted():
@@ -282,9 +283,7 @@ class MuxSession:
     # -- opening ---------------------------------------------------------------------------------------------------
 
     def _adopt(self, stream: Stream) -> MuxStream:
-        shell = MuxStream(self, stream)
-        stream.owner = shell
-        self._streams[stream.id] = shell
+        shell = self._streams[stream.id] = MuxStream(self, stream)
         return shell
 
     def _open_now(self, traffic: TrafficClass) -> MuxStream:
@@ -321,7 +320,8 @@ class MuxSession:
                 self._held += batch.size
                 self._carrier.send(batch.parts)
                 for stream in batch.served:
-                    _shell(stream).served()
+                    if stream.id in self._streams:  # else the application of one before it ended the session
+                        self._streams[stream.id].served()
         finally:
             self._pumping = False
         if self._carrier.flush():
@@ -388,11 +388,6 @@ class MuxSession:
         watchers, self._close_watchers = self._close_watchers, []
         for watcher in watchers:
             watcher.callback(SessionEnd(reason))
-
-
-def _shell(stream: Stream) -> MuxStream:
-    assert isinstance(stream.owner, MuxStream)
-    return stream.owner
 
 
 __all__ = ["MuxSession", "SessionConfig", "SessionEnd"]

@@ -69,7 +69,6 @@ class MuxStream(Socketless):
         self._finish_seen = False
         self._half_closed_told = False
         self._lost: Failure | None = None
-        self._lost_told = False
         self._paused = False
         self._aborted = False
         self._delivering = False
@@ -372,10 +371,9 @@ class MuxStream(Socketless):
         self._consumed(dropped)
 
     def _tell_lost(self) -> None:
-        if self.protocol is None or self._lost_told:
-            return
-        self._lost_told = True
-        self._tell(self.protocol.connectionLost, self._lost)
+        protocol, self.protocol = self.protocol, None  # which has us: a circle would wait for the garbage collector
+        if protocol is not None:
+            self._tell(protocol.connectionLost, self._lost)
 
     def _tell(self, what: Callable[..., Any], *arguments: Any) -> None:
         """Call the application; as with a Twisted transport its mistake is logged and costs this stream only."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -263,6 +265,33 @@ class MuxStreamTests(SynchronousTestCase):
         self.assertEqual((a.write_lost, a.lost), (False, None))
         self.pair.settle()
         self.assertTrue(a.write_lost and a.lost and a.lost.check(ConnectionDone))
+
+    def test_a_protocol_that_comes_too_late(self) -> None:
+        """Each protocol attached to a stream that is over is told so, also when another one was told before."""
+        near, _ = self.pair.open()
+        near.start(Recorder())
+        near.abortConnection()
+        self.pair.settle()
+        for _ in range(2):
+            late = Recorder()
+            near.start(late)
+            self.assertTrue(late.lost and late.lost.check(ConnectionAborted))
+
+    def test_an_ended_stream_lets_go_of_its_protocol(self) -> None:
+        """Nothing of a stream that is over waits for the garbage collector (MUX-20)."""
+        gc.collect()
+        gc.disable()
+        self.addCleanup(gc.enable)
+        near, far = self.pair.open()
+        near.start(HalfRecorder())
+        far.start(Recorder())
+        gone = [weakref.ref(one) for one in (near, far, near.protocol, far.protocol)]
+        near.write(b"question")
+        near.loseConnection()
+        self.pair.settle()
+        self.pair.arrived[self.pair.server].clear()
+        del near, far
+        self.assertEqual([one() for one in gone], [None] * 4)
 
     def test_take_over(self) -> None:
         """A second protocol gets exactly the bytes the first did not take."""
