@@ -1,4 +1,8 @@
-"""What a session tells its shell about received bytes; past tense, in the order it happened."""
+"""
+What a session tells its shell about received bytes; past tense, in the order it happened.
+
+Nobody changes an event. They are not frozen because making one would then cost more than twice as much.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +14,21 @@ from localai_dist.mux.frame import GoAway
 from localai_dist.mux.stream import Stream
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StreamOpened:
     """The peer opened a stream; it waits for ``accept`` or ``reset``."""
 
     stream: Stream
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StreamAccepted:
     """The peer accepted a stream of ours."""
 
     stream: Stream
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DataReceived:
     """Bytes of a stream; the shell reports them ``consumed`` once the application took them."""
 
@@ -32,14 +36,14 @@ class DataReceived:
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StreamFinished:
     """The peer will send no more on this stream (its FIN)."""
 
     stream: Stream
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StreamCut:
     """
     A stream was reset.
@@ -54,19 +58,19 @@ class StreamCut:
     after_fin: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PongReceived:
     """A ping of ours was answered after ``round_trip`` seconds."""
 
     round_trip: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class GoAwayReceived:
     """The peer takes no new streams; the open ones go on."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SessionFailed:
     """
     The session is over for every stream.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from localai_dist.mux.classes import TrafficClass
+from localai_dist.mux.classes import BULK, INFERENCE, TrafficClass
 from localai_dist.mux.errors import (
     BadFrameType,
     BadStreamId,
@@ -26,13 +26,24 @@ from localai_dist.mux.events import (
     StreamOpened,
 )
 from localai_dist.mux.frame import HEADER_SIZE, VERSION, Flag, FrameType, GoAway, encode, unpack_header
-from localai_dist.mux.stream import IllegalInput, Input, State, Stream
+from localai_dist.mux.stream import (
+    RECV_CREDIT,
+    RECV_DATA,
+    RECV_FIN,
+    RECV_RST,
+    REMOTE_CLOSED,
+    RESET,
+    SEND_RST,
+    IllegalInput,
+    Stream,
+)
 from localai_dist.mux.window import WindowPool
 
 if TYPE_CHECKING:
     from localai_dist.mux.limits import Limits
     from localai_dist.mux.sender import Sender
 
+_DATA, _WINDOW_UPDATE, _PING, _GO_AWAY = map(int, FrameType)
 _KNOWN_FLAGS = int(Flag.SYN | Flag.ACK | Flag.FIN | Flag.RST)
 _SYN, _ACK, _FIN, _RST = int(Flag.SYN), int(Flag.ACK), int(Flag.FIN), int(Flag.RST)
 
@@ -94,7 +105,7 @@ class Receiver:
         count = min(self._payload_left, end - position)
         self._payload_left -= count
         stream = self._payload_of
-        if stream is not None and stream.state is not State.RESET:
+        if stream is not None and stream.state is not RESET:
             chunk = bytes(data if count == len(data) else data[position : position + count])
             self._events.append(DataReceived(stream, chunk))
         if not self._payload_left:
@@ -109,13 +120,13 @@ class Receiver:
             raise BadVersion(f"frame of version {version}, want {VERSION}")
         if flags & ~_KNOWN_FLAGS:
             raise BadFrameType(f"unknown flags {flags:#x}")
-        if type_ <= FrameType.WINDOW_UPDATE:
-            self._on_stream_frame(type_ == FrameType.DATA, flags, stream_id, length)
+        if type_ <= _WINDOW_UPDATE:
+            self._on_stream_frame(type_ == _DATA, flags, stream_id, length)
         elif stream_id:
             raise BadStreamId(f"a session frame on stream {stream_id}")
-        elif type_ == FrameType.PING:
+        elif type_ == _PING:
             self._on_ping(flags, length, now)
-        elif type_ == FrameType.GO_AWAY:
+        elif type_ == _GO_AWAY:
             self._on_go_away(length)
         else:
             raise BadFrameType(f"unknown frame type {type_}")
@@ -159,7 +170,7 @@ class Receiver:
         if self.go_away_sent is not None or self.opened_there >= self.limits.max_streams:
             self._control(FrameType.WINDOW_UPDATE, Flag.RST, stream_id, 0)
             return None
-        stream = self._new_stream(stream_id, local=False, traffic=TrafficClass.INFERENCE)
+        stream = self._new_stream(stream_id, local=False, traffic=INFERENCE)
         self.opened_there += 1
         self._events.append(StreamOpened(stream))
         return stream
@@ -174,8 +185,8 @@ class Receiver:
     def _charge(self, stream: Stream, length: int) -> None:
         """Judge a data frame by its header: its payload is discarded when the stream has to be cut."""
         try:
-            stream.apply(Input.RECV_DATA)
-            if stream.state is not State.RESET:
+            stream.apply(RECV_DATA)
+            if stream.state is not RESET:
                 stream.receive_window.received(length)
         except IllegalInput as error:
             self._cut_for(stream, StreamViolation(str(error)))
@@ -186,16 +197,16 @@ class Receiver:
         self._payload_of = None  # what it announced was not charged to its window
         if stream.over:
             return  # closed both ways and only kept for its unread bytes, which are whole
-        after_fin = stream.state is State.REMOTE_CLOSED
-        stream.apply(Input.SEND_RST)
+        after_fin = stream.state is REMOTE_CLOSED
+        stream.apply(SEND_RST)
         self._control(FrameType.WINDOW_UPDATE, Flag.RST, stream.id, 0)
         self._settle_cut(stream)
         self._events.append(StreamCut(stream, violation, after_fin))
 
     def _on_credit(self, stream: Stream, count: int) -> None:
-        stream.apply(Input.RECV_CREDIT)
+        stream.apply(RECV_CREDIT)
         stream.send_window.granted(count)
-        if stream.traffic is TrafficClass.BULK:
+        if stream.traffic is BULK:
             self.sender.delay.bulk_credited(count)
         self.sender.wake(stream)
 
@@ -203,12 +214,12 @@ class Receiver:
         if flags & _RST:
             if stream.over:
                 return
-            after_fin = stream.state is State.REMOTE_CLOSED
-            stream.apply(Input.RECV_RST)
+            after_fin = stream.state is REMOTE_CLOSED
+            stream.apply(RECV_RST)
             self._settle_cut(stream)
             self._events.append(StreamCut(stream, None, after_fin))
         elif flags & _FIN and stream.readable:
-            stream.apply(Input.RECV_FIN)
+            stream.apply(RECV_FIN)
             self._events.append(StreamFinished(stream))
             self._retire(stream)
 

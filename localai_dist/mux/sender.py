@@ -18,10 +18,10 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
-from localai_dist.mux.classes import TrafficClass
+from localai_dist.mux.classes import BULK
 from localai_dist.mux.frame import HEADER_SIZE, VERSION, Flag, FrameType, pack_header
 from localai_dist.mux.pacing import FRAME_MIN, DelayCap, TransportLimit
-from localai_dist.mux.stream import Input, Stream
+from localai_dist.mux.stream import SEND_DATA, SEND_FIN, Stream
 from localai_dist.units import KiB
 
 BATCH_MAX: Final = 256 * KiB - 14
@@ -99,7 +99,7 @@ class Sender:
     @property
     def bulk_waits(self) -> bool:
         """Whether a bulk stream has something to send."""
-        return bool(self._ready[TrafficClass.BULK])
+        return bool(self._ready[BULK])
 
     @property
     def idle(self) -> bool:
@@ -142,7 +142,7 @@ class Sender:
             self._since_bulk = self._since_bulk + size if bulk else 0
 
     def _take_bulk(self, batch: Batch, top: int, now: float) -> None:
-        bulk = self._ready[TrafficClass.BULK]
+        bulk = self._ready[BULK]
         while bulk and self.delay.open and top - batch.size >= SMALLEST_TURN:
             self._turn(bulk, batch, top - batch.size - HEADER_SIZE, now)
             self._since_bulk = 0
@@ -154,14 +154,14 @@ class Sender:
         traffic = stream.traffic
         parts, count = stream.take(limit, now)
         if count:
-            stream.apply(Input.SEND_DATA)
+            stream.apply(SEND_DATA)
             batch.add(pack_header(VERSION, _DATA, 0, stream.id, count))
             batch.parts += parts
             batch.size += count
-            if traffic is TrafficClass.BULK:
+            if traffic is BULK:
                 self.delay.bulk_sent(count)
         if stream.fin_due:
-            stream.apply(Input.SEND_FIN)
+            stream.apply(SEND_FIN)
             batch.add(pack_header(VERSION, _WINDOW_UPDATE, _FIN, stream.id, 0))
         batch.served.append(stream)
         self.wake(stream)

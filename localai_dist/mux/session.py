@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from localai_dist.mux.classes import TrafficClass
+from localai_dist.mux.classes import BULK, INFERENCE, TrafficClass
 from localai_dist.mux.errors import (
     LocalProtocolError,
     SessionClosing,
@@ -22,7 +22,7 @@ from localai_dist.mux.frame import MAX_LENGTH, Flag, FrameType, GoAway
 from localai_dist.mux.limits import Limits
 from localai_dist.mux.receiver import Receiver
 from localai_dist.mux.sender import Batch, Sender
-from localai_dist.mux.stream import BULK_WINDOW, Input, Stream
+from localai_dist.mux.stream import BULK_WINDOW, SEND_RST, Stream
 from localai_dist.mux.window import CREDIT_GRAIN, SPEC_WINDOW, WindowPool
 
 CONTROL_MAX: Final = 65_536
@@ -59,7 +59,7 @@ class Session(Receiver):
         """Whether another open has to wait for the peer's accept of an earlier one."""
         return self.unacked >= self.limits.backlog
 
-    def open(self, traffic: TrafficClass = TrafficClass.INFERENCE) -> Stream:
+    def open(self, traffic: TrafficClass = INFERENCE) -> Stream:
         """
         A new stream; its SYN goes with the next batch.
 
@@ -100,7 +100,7 @@ class Session(Receiver):
     def set_traffic(self, stream: Stream, traffic: TrafficClass) -> None:
         """Class ``stream`` from now on; bulk widens its receive window."""
         stream.declared = traffic
-        if traffic is TrafficClass.BULK and stream.readable:
+        if traffic is BULK and stream.readable:
             stream.receive_window.grow(BULK_WINDOW)
             self._owe(stream)
         self.sender.wake(stream)
@@ -120,7 +120,7 @@ class Session(Receiver):
         """Cut ``stream`` now, dropping what is queued; nothing happens on one that is over."""
         if stream.over:
             return
-        stream.apply(Input.SEND_RST)
+        stream.apply(SEND_RST)
         self._control(FrameType.WINDOW_UPDATE, Flag.RST, stream.id, 0)
         self._settle_cut(stream)
 

@@ -6,7 +6,7 @@ from collections import deque
 from enum import Enum
 from typing import Final
 
-from localai_dist.mux.classes import TrafficClass
+from localai_dist.mux.classes import BULK, INFERENCE, TrafficClass
 from localai_dist.mux.errors import LocalProtocolError, MuxError
 from localai_dist.mux.window import ReceiveWindow, SendWindow, WindowPool
 from localai_dist.units import KiB, MiB
@@ -50,37 +50,41 @@ class Input(Enum):
     RECV_CREDIT = "receive credit"
 
 
-_O, _L, _R, _C, _X = State.OPEN, State.LOCAL_CLOSED, State.REMOTE_CLOSED, State.CLOSED, State.RESET
+# The members once more: see ``BULK`` of classes.py.
+OPEN, LOCAL_CLOSED, REMOTE_CLOSED, CLOSED, RESET = State
+SEND_DATA, SEND_FIN, SEND_RST, RECV_DATA, RECV_FIN, RECV_RST, RECV_CREDIT = Input
+
+_O, _L, _R, _C, _X = OPEN, LOCAL_CLOSED, REMOTE_CLOSED, CLOSED, RESET
 _SENDING, _RECEIVING, _OVER = (_O, _R), (_O, _L), (_C, _X)
 
 TRANSITIONS: Final[dict[tuple[State, Input], State]] = {
-    (_O, Input.SEND_DATA): _O,
-    (_O, Input.SEND_FIN): _L,
-    (_O, Input.SEND_RST): _X,
-    (_O, Input.RECV_DATA): _O,
-    (_O, Input.RECV_FIN): _R,
-    (_O, Input.RECV_RST): _X,
-    (_O, Input.RECV_CREDIT): _O,
-    (_L, Input.SEND_RST): _X,
-    (_L, Input.RECV_DATA): _L,
-    (_L, Input.RECV_FIN): _C,
-    (_L, Input.RECV_RST): _X,
-    (_L, Input.RECV_CREDIT): _L,
-    (_R, Input.SEND_DATA): _R,
-    (_R, Input.SEND_FIN): _C,
-    (_R, Input.SEND_RST): _X,
-    (_R, Input.RECV_FIN): _R,  # a repeated FIN says nothing new
-    (_R, Input.RECV_RST): _X,
-    (_R, Input.RECV_CREDIT): _R,
+    (_O, SEND_DATA): _O,
+    (_O, SEND_FIN): _L,
+    (_O, SEND_RST): _X,
+    (_O, RECV_DATA): _O,
+    (_O, RECV_FIN): _R,
+    (_O, RECV_RST): _X,
+    (_O, RECV_CREDIT): _O,
+    (_L, SEND_RST): _X,
+    (_L, RECV_DATA): _L,
+    (_L, RECV_FIN): _C,
+    (_L, RECV_RST): _X,
+    (_L, RECV_CREDIT): _L,
+    (_R, SEND_DATA): _R,
+    (_R, SEND_FIN): _C,
+    (_R, SEND_RST): _X,
+    (_R, RECV_FIN): _R,  # a repeated FIN says nothing new
+    (_R, RECV_RST): _X,
+    (_R, RECV_CREDIT): _R,
     # Frames that crossed our last one on the wire: the stream is gone, they change nothing.
-    (_C, Input.RECV_FIN): _C,
-    (_C, Input.RECV_RST): _C,
-    (_C, Input.RECV_CREDIT): _C,
-    (_X, Input.RECV_DATA): _X,
-    (_X, Input.RECV_FIN): _X,
-    (_X, Input.RECV_RST): _X,
-    (_X, Input.RECV_CREDIT): _X,
-    (_X, Input.SEND_RST): _X,
+    (_C, RECV_FIN): _C,
+    (_C, RECV_RST): _C,
+    (_C, RECV_CREDIT): _C,
+    (_X, RECV_DATA): _X,
+    (_X, RECV_FIN): _X,
+    (_X, RECV_RST): _X,
+    (_X, RECV_CREDIT): _X,
+    (_X, SEND_RST): _X,
 }
 
 
@@ -139,7 +143,7 @@ class Stream:
         self.id = stream_id
         self.local = local
         self.acked = False
-        self.state = State.OPEN
+        self.state = OPEN
         self.declared = traffic
         self.send_window = SendWindow()
         self.receive_window = ReceiveWindow(pool, maximum)
@@ -151,14 +155,14 @@ class Stream:
         self._run = 0
         self._taken = 0  # of the first string in the queue, so that each byte is sliced once only
         self._empty_since: float | None = None
-        if traffic is TrafficClass.BULK:
+        if traffic is BULK:
             self.receive_window.grow(BULK_WINDOW)
 
     @property
     def traffic(self) -> TrafficClass:
         """The class its bytes are sent in: the declared one, or bulk after a long run without a pause."""
-        if self._run >= TURNS_BULK_AFTER and self.declared is TrafficClass.INFERENCE:
-            return TrafficClass.BULK
+        if self._run >= TURNS_BULK_AFTER and self.declared is INFERENCE:
+            return BULK
         return self.declared
 
     @property

@@ -26,9 +26,9 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from localai_dist.mux.classes import TrafficClass
+from localai_dist.mux.classes import BULK, TrafficClass
 from localai_dist.mux.errors import RemoteProtocolError
-from localai_dist.mux.stream import State, Stream
+from localai_dist.mux.stream import LOCAL_CLOSED, Stream
 from localai_dist.net.errors import SessionClosedHere, SessionLost, StreamCutShort, StreamEnded
 from localai_dist.net.feed import BULK_HIGH_WATER, Feed
 from localai_dist.net.socketless import Socketless
@@ -265,7 +265,7 @@ class MuxStream(Socketless):
         session, core = self.session, self._core
         session.core.write(core, bytes(data), session.clock.seconds())
         session.schedule()
-        if core.traffic is TrafficClass.BULK:
+        if core.traffic is BULK:
             self._feed.high_water = BULK_HIGH_WATER
         self._feed.queue_grew(core.queued)
 
@@ -390,7 +390,7 @@ class MuxStream(Socketless):
                 self._linger_call.cancel()
             self._linger_call = None
             self.session.stream_gone(self)
-        elif self._linger_call is None and self._core.state is State.LOCAL_CLOSED:
+        elif self._linger_call is None and self._core.state is LOCAL_CLOSED:
             self._linger_call = self.session.clock.callLater(LINGER, self._linger_over)
 
     def _linger_over(self) -> None:

@@ -61,7 +61,7 @@ ATTACKS: tuple[Attack, ...] = (
         name="mux-classes-ignored",
         file="localai_dist/mux/sender.py",
         old="            stream.ready_in = stream.traffic\n",
-        new="            stream.ready_in = TrafficClass.INFERENCE\n",
+        new="            stream.ready_in = type(BULK).INFERENCE\n",
         reddens=(
             "tests.net.test_links.SlowLinkTests.test_requests_beside_a_transfer",
             "tests.mux.test_session.ClassOrderTests.test_urgent_goes_first",
@@ -162,8 +162,8 @@ ATTACKS: tuple[Attack, ...] = (
     Attack(
         name="mux-go-away-drops-what-open-streams-get",
         file="localai_dist/mux/receiver.py",
-        old="        if stream is not None and stream.state is not State.RESET:\n",
-        new="        if stream is not None and stream.state is not State.RESET and self.go_away_sent is None:\n",
+        old="        if stream is not None and stream.state is not RESET:\n",
+        new="        if stream is not None and stream.state is not RESET and self.go_away_sent is None:\n",
         reddens=("tests.mux.test_two_sessions.TwoSessionsTests.test_random_schedule",),
         leaves_green=("tests.net.test_stream.MuxStreamSuite.test_order",),
     ),
