@@ -24,10 +24,10 @@ from tests.process.scripted import add_model, galleries
 BIG = 320 * MiB
 """A model whose transfer is caught in the middle (bytes)."""
 
-CAUGHT = 64 * MiB
-"""So much of it is there when it is caught, or a little more: at ``SLOW`` it takes eight seconds until the rest is."""
+CAUGHT = 32 * MiB
+"""So much of it is there when it is caught, or a little more: at ``SLOW`` the rest takes eighteen seconds."""
 
-SLOW = 32 * MiB
+SLOW = 16 * MiB
 """What a slowed way carries at most, whatever the machine (bytes per second)."""
 
 IN_FLIGHT = 8 * MiB
