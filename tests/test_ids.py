@@ -6,12 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
+from localai_dist import ids
 from localai_dist.errors import InvalidName
 from localai_dist.ids import (
     MAX_FILE_NAME_BYTES,
     MAX_PART_BYTES,
     MAX_PATH_BYTES,
     MAX_PATH_PARTS,
+    NodeNames,
     ProcessKey,
     file_parts,
     parse_instance_id,
@@ -46,6 +48,32 @@ class IdentifierTests(SynchronousTestCase):
         except InvalidName:
             return
         self.assertNotRegex(node, r"\s")
+
+
+class NodeNameTests(SynchronousTestCase):
+    """What nodes are called."""
+
+    def test_names_are_learnt_from_whoever_reads_rows(self) -> None:
+        """A node that was heard of is called by its name, any other by its id; the name stays."""
+        names = NodeNames()
+        names.learn("id-1", "worker-1")
+        names.learn("id-2", "")
+        names.learn("id-1", "another")
+        self.assertEqual([names("id-1"), names("id-2")], ["worker-1", "id-2"])
+        self.assertEqual([names.with_id("id-1"), names.with_id("id-2")], ["worker-1 (id-1)", "id-2"])
+
+    def test_names_are_bounded(self) -> None:
+        """However many nodes come and go, a bounded number of names is kept, the newest."""
+        self.patch(ids, "NAMES_KEPT", 3)
+        names = NodeNames()
+        for number in range(5):
+            names.learn(f"id-{number}", f"worker-{number}")
+        self.assertEqual([names(f"id-{number}") for number in range(5)], ["id-0", "id-1", *names_of(2, 3, 4)])
+
+
+def names_of(*numbers: int) -> list[str]:
+    """Names of workers."""
+    return [f"worker-{number}" for number in numbers]
 
 
 class ProcessKeyTests(SynchronousTestCase):

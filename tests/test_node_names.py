@@ -9,8 +9,6 @@ from pathlib import Path
 from twisted.trial.unittest import SynchronousTestCase
 
 import localai_dist
-from localai_dist import ids
-from localai_dist.ids import NodeNames
 
 PACKAGE = Path(localai_dist.__file__).parent
 
@@ -73,25 +71,3 @@ class NamesTests(SynchronousTestCase):
         self.assertEqual(set(NAMED) - set(found), set())  # an exception that is none any more goes
         self.assertEqual(bare('log.info("{node}", node=row.node_id)'), ["row.node_id"])  # a control
         self.assertEqual(bare('self._log.warn("x", node=names(node)); f"on node {node}: x"'), ["node"])
-
-    def test_names_are_learnt_from_whoever_reads_rows(self) -> None:
-        """A node that was heard of is called by its name, any other by its id; the name stays."""
-        names = NodeNames()
-        names.learn("id-1", "worker-1")
-        names.learn("id-2", "")
-        names.learn("id-1", "another")
-        self.assertEqual([names("id-1"), names("id-2")], ["worker-1", "id-2"])
-        self.assertEqual([names.with_id("id-1"), names.with_id("id-2")], ["worker-1 (id-1)", "id-2"])
-
-    def test_names_are_bounded(self) -> None:
-        """However many nodes come and go, a bounded number of names is kept, the newest."""
-        self.patch(ids, "NAMES_KEPT", 3)
-        names = NodeNames()
-        for number in range(5):
-            names.learn(f"id-{number}", f"worker-{number}")
-        self.assertEqual([names(f"id-{number}") for number in range(5)], ["id-0", "id-1", *names_of(2, 3, 4)])
-
-
-def names_of(*numbers: int) -> list[str]:
-    """Names of workers."""
-    return [f"worker-{number}" for number in numbers]

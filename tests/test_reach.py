@@ -133,6 +133,7 @@ class OutcomeTests(SynchronousTestCase):
             reach.may_retry,
             reach.client_answer,
             reach.describe,
+            reach.tell,
         ):
             with self.assertRaises(AssertionError):
                 predicate("no outcome")  # type: ignore[operator]
@@ -170,3 +171,16 @@ class OutcomeTests(SynchronousTestCase):
         error = Unreached(outcome)
         self.assertIs(error.outcome, outcome)
         self.assertEqual(str(error), reach.describe(outcome))
+
+    def test_clients_are_told_the_cause_without_the_whereabouts(self) -> None:
+        """The database and the frontends have no address in a client's text; what a backend answered stays as it is."""
+        for row in TABLE:
+            self.assertIn(reach.tell(row.outcome), (reach.describe(row.outcome), Unreached(row.outcome).told))
+        for outcome, told in (
+            (Answered(Answer.ERROR, "no 10.0.0.7:80"), "no 10.0.0.7:80"),
+            (PeerUnreachable("front-1", "refused", address="10.0.0.7:80"), "(front-1) can't be reached from here"),
+            (PeerUnreachable("front-1", "401", rejected=True), "(front-1) refused our credentials"),
+            (RegistryUnknown("the database at 10.0.0.7:5432 is away"), "the registry database can't be reached"),
+            (NotServed("could not connect to 10.0.0.7:80"), "could not connect to (address)"),
+        ):
+            self.assertIn(told, Unreached(outcome).told)

@@ -31,6 +31,7 @@ NO_TIMERS = {
     "httpapi.errors.CAPACITY_RETRY": "advice to a client",
     "loads.budget.RETRY_AFTER_MOST": "advice to a client",
     "grpcclient.framing._LONGEST_TIMEOUT": "the largest number a header holds",
+    "httpapi.resource.LOG_AGAIN": "how often the log says the same",
     "loads.speed.WINDOW": "what a shown rate is measured over",
     "loads.speed.LEAST_MEASURE": "the same",
     "staging.hold._TOUCHES_PER_STALL": "a count",

@@ -134,9 +134,7 @@ def encode_frame(payload: bytes) -> bytes:
     Raises:
         MalformedPreamble: more than 1024 bytes.
     """
-    if len(payload) > MAX_PAYLOAD:
-        raise MalformedPreamble(f"an opening frame holds at most {MAX_PAYLOAD} bytes, this one has {len(payload)}")
-    return len(payload).to_bytes(LENGTH_BYTES, "big") + payload
+    return len(payload).to_bytes(LENGTH_BYTES, "big") + _fitting(payload)
 
 
 def frame_length(head: bytes) -> int:
@@ -163,7 +161,7 @@ def encode_tunnel_request(request: TunnelRequest) -> bytes:
     """
     if not request.tag or " " in request.tag:
         raise MalformedPreamble(f"a tag is one word, got {request.tag[:48]!r}")
-    return _fitting(f"{request.tag} {request.target}")
+    return _fitting(f"{request.tag} {request.target}".encode())
 
 
 def parse_tunnel_request(payload: bytes) -> TunnelRequest:
@@ -197,7 +195,7 @@ def encode_relay_request(request: RelayRequest) -> bytes:
         words.append("-" if request.budget_ms is None else str(request.budget_ms))
     if request.traffic is not None:
         words.append(request.traffic)
-    return _fitting(" ".join(words))
+    return _fitting(" ".join(words).encode("utf-8"))
 
 
 def parse_relay_request(payload: bytes) -> RelayRequest:
@@ -303,8 +301,7 @@ def _text(payload: bytes) -> str:
         raise MalformedPreamble("an opening frame is UTF-8 text") from error
 
 
-def _fitting(text: str) -> bytes:
-    payload = text.encode("utf-8")
+def _fitting(payload: bytes) -> bytes:
     if len(payload) > MAX_PAYLOAD:
         raise MalformedPreamble(f"an opening frame holds at most {MAX_PAYLOAD} bytes, this one has {len(payload)}")
     return payload
