@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import os
 import select
 import signal
@@ -75,8 +76,10 @@ class Machine:
         finally:
             self._shell.kill()
             self._shell.communicate()
-            for pidfile in self.home.rglob("*.pid"):
-                _kill(pidfile)
+            # Not rglob, which fails at a folder that goes meanwhile: of a cluster that runs in this home, for one.
+            for folder, _, names in os.walk(self.home):
+                for pidfile in fnmatch.filter(names, "*.pid"):
+                    _kill(Path(folder, pidfile))
 
     def _run(self, text: str) -> tuple[int, str]:
         # Read from a file and not from the shell's own input, which a command could swallow.

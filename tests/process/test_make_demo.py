@@ -26,6 +26,8 @@ HIDDEN = ("pg_", "psql", "initdb", "postgres", "gcc", "g++", "cc", "c++", "c89",
 SYSTEM_PYTHON = Path("/usr/bin/python3")
 INSTALL_BOUND = 900.0
 """How long a start may take that installs first (s)."""
+LAST_WORDS = "Ctrl-C stops it"
+"""What the last line begins with that a start prints; the ready file is there before the first."""
 
 
 @pytest.fixture
@@ -81,7 +83,7 @@ def bare_environment(home: Path, path: str, **more: str) -> dict[str, str]:
 def started(
     argv: list[str], cwd: Path, env: Mapping[str, str], ready: Path, *, bound: float = 120, **identity: Any
 ) -> Iterator[dict[str, Any]]:
-    """A demo started by ``argv`` within ``bound`` seconds; its ready file."""
+    """A demo started by ``argv`` within ``bound`` seconds, all that it prints then printed; its ready file."""
     output = ready.with_suffix(".out")
     with output.open("w") as sink:
         process = subprocess.Popen(
@@ -96,6 +98,7 @@ def started(
         )
     try:
         until("the ready file", lambda: ready.exists() or process.poll() is not None, bound)
+        until("the last words", lambda: LAST_WORDS in output.read_text() or process.poll() is not None, 30)
         assert process.poll() is None, output.read_text()
         yield {**json.loads(ready.read_text()), "output": output}
     finally:
