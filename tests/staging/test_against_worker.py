@@ -35,6 +35,7 @@ from localai_dist.worker.request_files import RequestFiles
 from localai_dist.worker.server import LoopbackServer, make_root
 from localai_dist.worker.uploads import Uploads
 from tests.staging.doubles import CountingHold
+from tests.tunnel.sockets import no_connection_left
 
 TOKEN = "registration-token"
 NODE = NodeId("node-1")
@@ -111,6 +112,7 @@ class AgainstWorkerTests(TestCase):
         )
         self.server = LoopbackServer(make_root({}, {"files": files}), reactor=reactor)
         self.server.start()
+        self.addCleanup(no_connection_left)
         self.addCleanup(lambda: Deferred.fromCoroutine(self.server.stop()))
         self.http = LoopbackHttp(self.server.port)
         self.progress = Progress()

@@ -17,7 +17,7 @@ from localai_dist.staging.stager import Stager
 from localai_dist.units import MiB
 from localai_dist.worker.service import BackendWorkerConfig, WorkerServer, make_backend_worker
 from tests.relay.mesh import Held, Registry
-from tests.tunnel.sockets import tunnel
+from tests.tunnel.sockets import no_connection_left, tunnel
 
 reactor: Any = _reactor
 NODE = NodeId("n-1")
@@ -68,3 +68,4 @@ class TunnelCase(TestCase):
             await end
         await self.listening.stopListening()
         await self.worker.stopService()
+        await no_connection_left()
