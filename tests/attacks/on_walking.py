@@ -70,6 +70,14 @@ ATTACKS: tuple[Attack, ...] = (
         leaves_green=("tests/process/test_demo.py::test_no_secret_on_a_command_line",),
     ),
     Attack(
+        name="who-ended-at-once-is-waited-for",
+        file="localai_dist/testing/cluster.py",
+        old="if child.is_alive()] if needed is None else needed\n",
+        new="if child.is_alive()]\n",
+        reddens=("tests/process/test_children.py::test_a_child_that_is_needed_and_gone_ends_the_waiting",),
+        leaves_green=("tests/process/test_children.py::test_a_zombie_counts_as_dead",),
+    ),
+    Attack(
         name="a-quote-missing-in-the-printed-curl",
         file="localai_dist/cli/operator/demo.py",
         old="-d {shlex.quote(body)}",

@@ -92,7 +92,7 @@ def test_a_child_that_is_needed_and_gone_ends_the_waiting(tmp_path: Path) -> Non
         gone.wait_ended(20)
         cluster = Cluster(Plan(state=tmp_path / "state"))
         with pytest.raises(ClusterFailed, match=r"while waiting for both: gone \(pid .* exit code 0: no use"):
-            cluster.wait_for("both", lambda: None, 600, needed=[stays, gone])
+            cluster.wait_for("both", lambda: None, 30, needed=[stays, gone])
     finally:
         stays.kill()
 
