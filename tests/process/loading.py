@@ -151,9 +151,16 @@ def other(cluster: Cluster, frontend: Frontend) -> Frontend:
 
 @contextmanager
 def asked(call: Callable[[], Any]) -> Iterator[list[Any]]:
-    """A request that runs meanwhile; its reply is in the list when the block is left."""
+    """A request that runs meanwhile; its reply, or what it failed with, is in the list when the block is left."""
     replies: list[Any] = []
-    thread = threading.Thread(target=lambda: replies.append(call()), daemon=True)
+
+    def run() -> None:
+        try:
+            replies.append(call())
+        except Exception as error:  # noqa: BLE001 - the test compares it with the reply it wants
+            replies.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
     yield replies
     thread.join(90)

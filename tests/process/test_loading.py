@@ -272,7 +272,9 @@ def test_progress_is_told_alike_everywhere(fleet: SlowableCluster) -> None:
     pin(fleet, name, 1)
     seen: list[dict[str, Any]] = []
     with fleet.slowed(), asked(lambda: chat(fleet, fleet.frontends[0], name)) as replies:
+        ends = time.monotonic() + 120
         while not replies:
+            assert time.monotonic() < ends, f"the load was not answered within 120 s: {seen[-2:]}"
             for number in range(2):
                 found = admin(fleet, "/api/operations", frontend=number)["operations"]
                 seen += [one for one in found if one["id"] == f"staging:{name}"]
