@@ -20,6 +20,7 @@ from localai_dist.registry.labels import labels_of
 from localai_dist.registry.newcomer import Approval, Holder
 from localai_dist.registry.records import Node, Readings, Registration, node_of
 from localai_dist.store.errors import StoreUnavailable
+from localai_dist.store.connection import Row
 from localai_dist.store.pool import Pool
 from localai_dist.store.statements import load_statements
 from localai_dist.store.transaction import Transaction
@@ -171,12 +172,19 @@ class Nodes:
         Approve a pending node, or hand the name over to the newcomer that waits under it; tells which it was.
 
         A node that was never approved comes first, then its newcomer at a second call. After a hand-over the old
-        token admits nobody any more.
+        token admits nobody any more, and what the old worker had loaded is nobody's to ask for.
 
         Raises:
             UnknownNode, NotPending
         """
-        row = await self._pool.fetch_one(SQL["approve"], {"id": node_id})
+
+        async def work(transaction: Transaction) -> Row | None:
+            row = await transaction.fetch_one(SQL["approve"], {"id": node_id})
+            if row is not None and row["replaced"]:
+                await self._drop_replicas(transaction, node_id)
+            return row
+
+        row = await self._pool.transaction(work)
         node = await self._known(node_id)
         if row is None:
             raise NotPending(node.name)

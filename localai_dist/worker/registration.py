@@ -325,9 +325,9 @@ class Registration(Service):
             self._registered, self._stranger = False, True
         elif answer.status >= 400:
             self._log.warn("a heartbeat failed: {status} {text}", status=answer.status, text=answer.text)
-        elif self._stranger and self.status == PENDING:
-            # A newcomer's beats are refused until an operator hands it the name; the row still tells of the process
-            # before it, and registering again makes it tell of this one.
+        elif (self._stranger or self._taken) and self.status == PENDING:
+            # A newcomer's beats are refused until an operator hands it the name, which may be before its first one; the
+            # row still tells of the process before it, and registering again makes it tell of this one.
             self._registered = False
         elif isinstance(held := answer.fields.get("tunnel_held"), bool):  # an older frontend does not say
             self._on_tunnel_held(held)

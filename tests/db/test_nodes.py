@@ -130,6 +130,16 @@ class IdentityTests(NodeCase):
         self.assertEqual(await self.nodes.authenticate(node.id, newcomer.token), TokenCheck.OK)
         self.assertEqual(await self.nodes.authenticate(node.id, first.token), TokenCheck.WRONG)
 
+    async def test_what_a_replaced_worker_had_loaded_is_gone(self) -> None:
+        """What is loaded on a node ends with the hand-over of its name, and with no other approval."""
+        await self.begin()
+        first = await self.register(approve=False)
+        await self.load(first.node.id)
+        await self.register("wrong", approve=False, boot_id=OTHER_BOOT)
+        for left in (1, 0):
+            await self.nodes.approve(first.node.id)
+            self.assertEqual(len(await self.replicas.for_node(first.node.id)), left)
+
     async def test_where_both_came_from_is_known(self) -> None:
         """Of a node and of the newcomer under its name the address is kept; an approval tells whom it replaced."""
         await self.begin()

@@ -252,6 +252,18 @@ class WhyNotTests(RegistrationCase):
         self.assertEqual([path.rpartition("/")[2] for path in self.agent.paths()].count("register"), 1)
         self.assertEqual((self.registration.status, self.registration.why_not()), ("healthy", ""))
 
+    def test_a_newcomer_admitted_before_its_first_beat(self) -> None:
+        """A newcomer that was handed the name at once, so that none of its beats was refused, registers again too."""
+        taken = {"id": "node-1", "status": "pending", "tunnel_token": "parked", "message": "box exists already"}
+        self.agent.rules = {"register": (201, taken), "heartbeat": 200}
+        self.registration.startService()
+        self.agent.rules = {"register": self.accept(), "heartbeat": 200}
+        self.agent.paths()
+        for _ in range(4):
+            self.clock.advance(10)
+        self.assertEqual([path.rpartition("/")[2] for path in self.agent.paths()].count("register"), 1)
+        self.assertEqual((self.registration.status, self.registration.why_not()), ("healthy", ""))
+
 
 class RegisterTests(RegistrationCase):
     def test_registers_without_an_address(self) -> None:

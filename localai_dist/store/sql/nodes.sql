@@ -62,7 +62,7 @@ set parked_token_hash = %(parked_token_hash)s, parked_at = now(), parked_from = 
 where id = %(id)s;
 
 -- name: drop_replicas
--- The worker restarted or left: what it had loaded is gone with it.
+-- The worker restarted, left, or was replaced: what it had loaded is gone with it.
 -- acts: worker_gone
 delete from node_models where node_id = %(id)s;
 
