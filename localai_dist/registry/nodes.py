@@ -19,8 +19,8 @@ from localai_dist.registry.identity import Claim, StoredIdentity, TokenCheck, ch
 from localai_dist.registry.labels import labels_of
 from localai_dist.registry.newcomer import Approval, Holder
 from localai_dist.registry.records import Node, Readings, Registration, node_of
-from localai_dist.store.errors import StoreUnavailable
 from localai_dist.store.connection import Row
+from localai_dist.store.errors import StoreUnavailable
 from localai_dist.store.pool import Pool
 from localai_dist.store.statements import load_statements
 from localai_dist.store.transaction import Transaction
