@@ -22,21 +22,27 @@ import re
 
 _WITHHELD = "(address)"
 
-_URL = re.compile(r"\b[a-z][a-z0-9+.-]*://[^\s'\"),;]+", re.IGNORECASE)
+_URL = re.compile(r"\b[a-z][a-z0-9+.-]{0,30}://[^\s'\"),;]+", re.IGNORECASE)
 _ADDRESS = re.compile(
-    r"\[[0-9a-f:.]+\](?::\d+)?"  # [::1]:80
+    r"\[(?=[0-9a-f:]*::|(?:[0-9a-f]+:){7})[0-9a-f:.]+(?:%[\w.-]+)?\](?::\d+)?"  # [::1]:80
+    r"|(?<![\w:.])(?=[a-f:.]*\d)(?=[0-9a-f:]*::|(?:[0-9a-f]+:){7})[0-9a-f:.]*[0-9a-f]\b(?:%[\w.-]+)?"  # fe80::1%eth0
     r"|\b\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?\b"  # 10.0.0.7, 10.0.0.7:80
-    r"|\b(?:localhost|[a-z0-9-]+(?:\.[a-z0-9-]+)+):\d{2,5}\b"  # box.example:80
-    r"|\b[a-z][a-z0-9-]*:\d{4,5}\b",  # box:8080
+    r"|(?<![\w.-])(?:localhost|[\w-]+(?:\.[\w-]+)+):\d{2,5}\b"  # box.example:80
+    r"|(?<![\w-])[^\W\d_][\w-]*:\d{4,5}\b",  # box:8080
     re.IGNORECASE,
 )
-_PATH = re.compile(r"(?<![\w.:/])(?:/[^/\s'\"():;,]+)+/?")
+_PATH = re.compile(
+    r"(?<=')/[^'\n]+(?=')|(?<=\")/[^\"\n]+(?=\")"  # in quotes there may be spaces in it
+    r"|(?<![\w./])(?:/[^/\s'\"():;,]+)+/?"
+    r"|(?<!\w)[a-z]:(?:\\+[^\\\s'\"():;,]+)+",  # C:\\models\\x.gguf
+    re.IGNORECASE,
+)
 
 
 def without_coordinates(text: str) -> str:
     """``text`` without addresses and URLs, and with the last name only of each absolute path."""
     text = _ADDRESS.sub(_WITHHELD, _URL.sub(_WITHHELD, text))
-    return _PATH.sub(lambda found: found.group().rstrip("/").rpartition("/")[2], text)
+    return _PATH.sub(lambda found: re.split(r"[/\\]", found.group().rstrip("/"))[-1], text)
 
 
 class LocalAIDistError(Exception):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
@@ -26,6 +28,12 @@ class ToldTests(SynchronousTestCase):
             ("http://box.lan:80/x: refused", "(address) refused"),
             ("[::1]:80 and box:8080 and a.b.example:443", "(address) and (address) and (address)"),
             ("'/a/b c' and /d/e.f, /g/", "'b c' and e.f, g"),
+            ("'/srv/my models/x y.gguf' and unix:/run/x.sock", "'x y.gguf' and unix:x.sock"),
+            ("C:\\models\\x.gguf and 'c:\\\\models\\\\y.gguf'", "x.gguf and 'y.gguf'"),
+            ("fe80::1%eth0, 2001:db8::7 and ::1", "(address), (address) and (address)"),
+            ("[fe80::1%eth0]:80 and [1:2:3:4:5:6:7:8]", "(address) and (address)"),
+            ("db_1:5432, db_1.lan:80", "(address), (address)"),
+            ("std::abc, [12:30], x[0] and [1.5]", "std::abc, [12:30], x[0] and [1.5]"),
             (
                 "3/4 of text/plain at 12:30:59, model q:14 and r:7b",
                 "3/4 of text/plain at 12:30:59, model q:14 and r:7b",
@@ -38,3 +46,15 @@ class ToldTests(SynchronousTestCase):
         """An address is found whatever stands around it."""
         left = without_coordinates(f"{around} 192.168.7.{last}:{port} {around}")
         self.assertNotIn("192.168.7", left)
+
+    def test_long_texts(self) -> None:
+        """A long text of whatever words is looked through at once: the time grows no faster than its length."""
+        for word in ("a-", "a.", "a+.", "f:", "::", "[", "[a:", "'/", "/a", "c:\\", "1."):
+            short, long = (min(_seconds(word * count) for _ in range(3)) for count in (2_000, 32_000))
+            self.assertLess(long, 128 * short + 0.1, word)  # 16 times as long; the square of that is 256
+
+
+def _seconds(text: str) -> float:
+    begin = time.process_time()
+    without_coordinates(text)
+    return time.process_time() - begin
