@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import dataclass
 from typing import NewType
 
@@ -64,6 +65,11 @@ class NodeNames:
         """``worker-1 (86e6276e-…)``, for a line by which somebody may want to look for the node elsewhere."""
         name = self(node)
         return node if name == node else f"{name} ({node})"
+
+
+def approval_of(name: str) -> str:
+    """The command that admits the node ``name``, fit to be pasted: whoever registers chooses what it is called."""
+    return f"localai-dist nodes approve {'-- ' if name.startswith('-') else ''}{shlex.quote(name)}"
 
 
 def parse_node_id(text: str) -> NodeId:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
@@ -15,6 +17,7 @@ from localai_dist.ids import (
     MAX_PATH_PARTS,
     NodeNames,
     ProcessKey,
+    approval_of,
     file_parts,
     parse_instance_id,
     parse_node_id,
@@ -61,6 +64,14 @@ class NodeNameTests(SynchronousTestCase):
         names.learn("id-1", "another")
         self.assertEqual([names("id-1"), names("id-2")], ["worker-1", "id-2"])
         self.assertEqual([names.with_id("id-1"), names.with_id("id-2")], ["worker-1 (id-1)", "id-2"])
+
+    def test_the_command_that_admits_a_node(self) -> None:
+        """The command we tell an operator to run is one command, whatever a node called itself."""
+        for name in ("worker-1", "beta/1", "x y", "a; rm -rf ~", "it's", "$(id)", "-h", "--help"):
+            words = shlex.split(approval_of(name))
+            self.assertEqual((words[:3], words[-1]), (["localai-dist", "nodes", "approve"], name))
+            self.assertEqual(words[3:-1], ["--"] if name.startswith("-") else [])
+        self.assertEqual(approval_of("beta/1"), "localai-dist nodes approve beta/1")
 
     def test_names_are_bounded(self) -> None:
         """However many nodes come and go, a bounded number of names is kept, the newest."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
+from localai_dist.ids import approval_of
 from localai_dist.registry.records import Node
 from localai_dist.units import format_duration
 
@@ -75,7 +76,7 @@ def newcomer_text(node: Node, now: datetime) -> str:
 
 
 def _replaces(node: Node) -> str:
-    command = f"'localai-dist nodes approve {node.name}'"
+    command = f"'{approval_of(node.name)}'"
     if not node.approved:
         return f"{command} admits the first one, and once more replaces it by the one that came later"
     return f"{command} replaces it: its tunnel ends, and its worker is admitted no more"

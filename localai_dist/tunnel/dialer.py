@@ -17,7 +17,7 @@ from twisted.logger import Logger
 
 from localai_dist import __version__
 from localai_dist.backoff import Backoff
-from localai_dist.ids import NodeId
+from localai_dist.ids import NodeId, approval_of
 from localai_dist.mux.errors import SessionDead
 from localai_dist.net import websocket
 from localai_dist.net.errors import DialRefused, NetError
@@ -35,7 +35,7 @@ CLOSE_TIMEOUT: Final = 5.0
 
 REFUSALS: Final[dict[int, str]] = {
     401: "the frontend {url} does not know this node or its token; the worker registers anew",
-    403: "the frontend {url} has this node waiting for approval: run 'localai-dist nodes approve {name}' there",
+    403: "the frontend {url} has this node waiting for approval: run '{approval}' there",
     404: "nothing at {url} opens tunnels: is it a localai-dist frontend, and is its base path right?",
     426: "the frontend {url} runs release {release}, this worker {ours}; they don't fit: {order}",
     503: "the frontend {url} takes no tunnels now (starting or draining)",
@@ -200,8 +200,8 @@ class TunnelClient(Service):
         cause = (text, status, release, str(error))
         known, self._told[url] = self._told.get(url) == cause, cause
         say = self.log.debug if known else self.log.warn
-        facts = {"url": url, "error": str(error), "status": status, "release": release, "name": self._name}
-        facts |= {"ours": __version__, "order": UPGRADE_ORDER}
+        facts = {"url": url, "error": str(error), "status": status, "release": release}
+        facts |= {"ours": __version__, "order": UPGRADE_ORDER, "approval": approval_of(self._name)}
         say(text, **facts)
         self._last = (text.format_map(facts), None if text is FOREIGN else status)
         if status == 401 and self._on_unauthorised is not None:

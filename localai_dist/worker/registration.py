@@ -20,7 +20,7 @@ from twisted.python.failure import Failure
 
 from localai_dist.backoff import Backoff
 from localai_dist.errors import InvalidName, UserMistake
-from localai_dist.ids import NodeId, parse_node_id
+from localai_dist.ids import NodeId, approval_of, parse_node_id
 from localai_dist.worker.errors import NotReached, RegistrationRefused
 from localai_dist.worker.frontends import FrontendAnswer, Frontends
 from localai_dist.worker.identity import Identity, IdentityFile
@@ -171,7 +171,7 @@ class Registration(Service):
 
     def waiting(self) -> str:
         """The sentence about a node that an operator has to admit, or whose name another one has."""
-        command = f"waits for approval: localai-dist nodes approve {self._profile.name}"
+        command = f"waits for approval: {approval_of(self._profile.name)}"
         return f"{command}; {self._taken}" if self._taken else command
 
     def when_registered(self) -> Deferred[None]:

@@ -120,6 +120,13 @@ class NodesTests(OperatorCase):
             code, _, _ = self.run_command("nodes", *words)
             self.assertEqual((code, self.asked[-1][:2]), (0, request))
 
+    def test_a_name_that_is_another_ones_id(self) -> None:
+        """Of two nodes, one with the id and one that calls itself like it, the first is meant."""
+        self.answer("GET", "/api/nodes", [{**BETA, "name": "id-a"}, ALPHA])
+        self.answer("DELETE", "/api/nodes/id-a", {"message": "removed"})
+        self.run_command("nodes", "rm", "id-a")
+        self.assertEqual(self.asked[-1][:2], ("DELETE", "/api/nodes/id-a"))
+
     def test_unknown_node(self) -> None:
         """A node that is not there is exit code 4 and one line that names those that are."""
         code, out, err = self.run_command("nodes", "approve", "gamma")

@@ -11,6 +11,7 @@ import click
 from localai_dist.cli.operator import show
 from localai_dist.cli.operator.api import Api, ApiFailure, model_problems
 from localai_dist.cli.operator.context import Asked, pass_asked
+from localai_dist.ids import approval_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +87,10 @@ def node_finding(node: dict[str, Any]) -> Finding:
     name = f"node {node.get('name')}"
     status, tunnel = str(node.get("status")), str((node.get("tunnel") or {}).get("state") or "")
     if status == "pending" or not node.get("approved", True):
-        return Finding(False, name, f"waits for approval: localai-dist nodes approve {node.get('name')}")
+        return Finding(False, name, f"waits for approval: {approval_of(str(node.get('name')))}")
     if node.get("newcomer_waiting"):
         told = node.get("newcomer") or "another worker registered under its name and waits"
-        command = f"localai-dist nodes approve {node.get('name')}"
-        return Finding(False, name, f"{told}; if it is to take over: {command}")
+        return Finding(False, name, f"{told}; if it is to take over: {approval_of(str(node.get('name')))}")
     if node.get("left_at") and status == "offline":
         return Finding(True, name, "left on purpose: its worker was stopped")
     remedies = {

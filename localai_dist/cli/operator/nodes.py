@@ -132,13 +132,13 @@ def rm(asked: Asked, node: str) -> None:
 
 def find(api: Api, node: str) -> dict[str, Any]:
     """
-    The node called ``node``, or with that id.
+    The node with the id ``node``, or called that: an id is nobody's choice, and a name may look like another's id.
 
     Raises:
         NotFound: there is none.
     """
     listed: list[dict[str, Any]] = api.get("/api/nodes") or []
-    for key in ("name", "id"):
+    for key in ("id", "name"):
         for found in listed:
             if found.get(key) == node:
                 return found
