@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final
@@ -16,6 +18,9 @@ FRONTEND_SCHEMES: Final = (*HTTP_SCHEMES, "ws", "wss")
 
 class InvalidUrl(UserMistake):
     """No usable address; the text says why, as the end of a sentence, without a word of it: it may hold a password."""
+
+
+_NAME: Final = re.compile(r"(?:[\w-]{1,63}\.)*[\w-]{1,63}\.?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +62,9 @@ def parse_url(text: str, schemes: Collection[str] = ()) -> Url:
     parts = _split(text)
     if parts.scheme not in (schemes or (parts.scheme,)):
         raise InvalidUrl(f"it does not begin with {' or '.join(f'{scheme}://' for scheme in schemes)}")
-    if not parts.hostname:
-        raise InvalidUrl("it names no host")
     return Url(
         parts.scheme,
-        parts.hostname,
+        _host(parts),
         _port(parts),
         parts.netloc,
         parts.path,
@@ -81,6 +84,25 @@ def _split(text: str) -> SplitResult:
         return urlsplit(text)
     except ValueError:  # such as http://[::1; its words repeat what they are about
         raise InvalidUrl("what should be its host is none") from None
+
+
+def _host(parts: SplitResult) -> str:
+    host, (_, _, behind) = parts.hostname, parts.netloc.rpartition("@")
+    if not host:
+        raise InvalidUrl("it names no host")
+    if not host.isascii():
+        raise InvalidUrl("its host is not written in ASCII (a name like that begins with xn--)")
+    if not (_is_ipv6(host) and behind.partition("]")[2][:1] in ("", ":") if "[" in behind else _NAME.fullmatch(host)):
+        raise InvalidUrl("what should be its host is none")
+    return host
+
+
+def _is_ipv6(text: str) -> bool:
+    try:
+        ipaddress.IPv6Address(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _port(parts: SplitResult) -> int | None:

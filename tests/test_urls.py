@@ -23,6 +23,9 @@ class ParseTests(SynchronousTestCase):
         self.assertEqual(parse_url("http://f:").port, None)
         there = parse_url("http://[FD00::1]:80")
         self.assertEqual((there.host, there.port, there.authority), ("fd00::1", 80, "[FD00::1]:80"))
+        self.assertEqual(parse_url("http://joe@[fe80::1%eth0]").host, "fe80::1%eth0")
+        for host in ("a_b", "f.example.", "10.0.0.7", 63 * "x"):
+            self.assertEqual(parse_url(f"http://{host}:80").host, host)
         self.assertEqual((bracketed(there.host), bracketed("f")), ("[fd00::1]", "f"))
 
     def test_why_not(self) -> None:
@@ -38,6 +41,14 @@ class ParseTests(SynchronousTestCase):
             ("http://[::1", "its host is none"),
             ("http://[s3cret]", "its host is none"),
             ("http://joe:s3cret@a\u2100b", "its host is none"),
+            ("http://joe:s3cret@m\u00fcnchen", "not written in ASCII"),
+            ("http://s3cret\u00a0:80", "not written in ASCII"),
+            ("http://s3..cret", "its host is none"),
+            ("http://s3\\cret", "its host is none"),
+            ("http://s3cret;http", "its host is none"),
+            (f"http://s3{62 * 'x'}", "its host is none"),
+            ("http://[::1]s3:80", "its host is none"),
+            ("http://[v3.s3]", "its host is none"),
             ("http://f:99999", "its port is none"),
             ("http://f:s3cret", "its port is none"),
             ("http://joe:s3/cret@f", "its port is none"),

@@ -142,6 +142,8 @@ class ObjectStore:
             return await asked
         except _BROKEN as error:
             raise StoreAway(f"the object store {self._bucket.host} can't be reached: {_reasons(error)}") from error
+        except ValueError as error:  # a name that Twisted does not look up, for an underscore in it, say
+            raise StoreAway(f"the object store {self._bucket.host} can't be reached: {error}") from error
 
     async def _demand(self, response: IResponse, method: str, key: str, wanted: int) -> None:
         if response.code == wanted:

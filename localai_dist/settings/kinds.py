@@ -118,7 +118,7 @@ def parse_urls(text: str) -> tuple[str, ...]:
     One or several ``http(s)`` or ``ws(s)`` addresses, comma-separated, without trailing slashes.
 
     Raises:
-        UserMistake: one has no such scheme, no host, a bad port, or a password in it.
+        UserMistake: one has no such scheme, no host, a bad port, a password, or more than a path behind it.
     """
     return tuple(_url(word) for word in parse_list(text))
 
@@ -133,6 +133,8 @@ def _url(word: str) -> str:
         ) from error
     if frontend.user is not None:
         raise UserMistake("a frontend's address carries no user and password: the registration token is the credential")
+    if any(mark in word for mark in "?#") or frontend.authority.endswith(":"):
+        raise UserMistake("a frontend's address ends with its port or a path: no '?', no '#', no colon without a port")
     return word.rstrip("/")
 
 

@@ -170,7 +170,10 @@ class Frontends:
         self, method: str, url: str, path: str, headers: Headers, fields: Mapping[str, Any] | None
     ) -> FrontendAnswer:
         body = None if fields is None else BytesBody(msgspec.json.encode(fields))
-        response = await self._agent.request(method.encode(), (_over_http(url) + path).encode(), headers, body)
+        try:
+            response = await self._agent.request(method.encode(), (_over_http(url) + path).encode(), headers, body)
+        except ValueError as error:  # a name that Twisted does not look up, for an underscore in it, say
+            raise DNSLookupError(str(error)) from error
         raw = await read_body(response, ANSWER_BYTES)
         return FrontendAnswer(url, response.code, *_understood(raw))
 

@@ -62,6 +62,11 @@ class UrlTests(SynchronousTestCase):
         for text in ("a:8080", "ftp://a", "http://", "http://a:99999", "http://a:x", "/x"):
             self.assertRaises(UserMistake, kinds.parse_urls, text)
 
+    def test_nothing_behind_the_path(self) -> None:
+        """What stands behind a path can't be kept when ours is added, and may be a secret; it is refused unrepeated."""
+        for text in ("http://a?hunter2", "http://a/b#hunter2", "http://a:", "http://a:/hunter2"):
+            self.assertNotIn("hunter2", str(self.assertRaises(UserMistake, kinds.parse_urls, text)))
+
     def test_password_refused_and_not_repeated(self) -> None:
         """A password inside an address is refused, and the refusal does not repeat it (WALK-23)."""
         for text in ("http://u:hunter2@a:80", "http://u:hunter2@a:99999", "u:hunter2@a", "http://u:hunter2@"):

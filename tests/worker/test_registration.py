@@ -107,7 +107,13 @@ class FrontendsTests(SynchronousTestCase):
 
     def test_the_next_one_at_once(self) -> None:
         """A frontend that refuses, hangs or is starting is passed over; the one that worked is asked first after."""
-        for trouble in (ConnectionRefusedError(), 503, 502, OSError("no such host")):
+        for trouble in (
+            ConnectionRefusedError(),
+            503,
+            502,
+            OSError("no such host"),
+            ValueError("invalid hostname: a_b"),
+        ):
             self.setUp()
             self.agent.rules = {A: trouble, B: 200}
             self.assertEqual(self.successResultOf(self.post()).status, 200)
