@@ -333,6 +333,9 @@ class OtherCommandsTests(OperatorCase):
         code, out, _ = self.run_command("doctor")
         self.assertEqual(code, 1)
         self.assertIn("localai-dist nodes approve beta/1", out)
+        told = "another worker waits under this name from 10.0.0.7"
+        self.answer("GET", "/api/nodes", [{**BETA, "newcomer_waiting": True, "newcomer": told}])
+        self.assertIn(f"localai-dist nodes approve beta/1; {told}", self.run_command("doctor")[1])
         self.answer("GET", "/api/nodes", [ALPHA])
         self.assertEqual(self.run_command("doctor")[0], 0)
         down = {"status": "degraded", "checks": {"database": {"ok": False, "reason": "can't reach it"}}}

@@ -87,7 +87,8 @@ def node_finding(node: dict[str, Any]) -> Finding:
     name = f"node {node.get('name')}"
     status, tunnel = str(node.get("status")), str((node.get("tunnel") or {}).get("state") or "")
     if status == "pending" or not node.get("approved", True):
-        return Finding(False, name, f"waits for approval: {approval_of(str(node.get('name')))}")
+        waits = f"waits for approval: {approval_of(str(node.get('name')))}"
+        return Finding(False, name, "; ".join(filter(None, (waits, node.get("newcomer")))))
     if node.get("newcomer_waiting"):
         told = node.get("newcomer") or "another worker registered under its name and waits"
         return Finding(False, name, f"{told}; if it is to take over: {approval_of(str(node.get('name')))}")
