@@ -87,12 +87,15 @@ def _split(text: str) -> SplitResult:
 
 
 def _host(parts: SplitResult) -> str:
-    host, (_, _, behind) = parts.hostname, parts.netloc.rpartition("@")
+    host = parts.hostname
     if not host:
         raise InvalidUrl("it names no host")
     if not host.isascii():
         raise InvalidUrl("its host is not written in ASCII (a name like that begins with xn--)")
-    if not (_is_ipv6(host) and behind.partition("]")[2][:1] in ("", ":") if "[" in behind else _NAME.fullmatch(host)):
+    _, _, written = parts.netloc.rpartition("@")
+    _, bracket, behind = written.partition("]")
+    usable = _is_ipv6(host) and behind[:1] in ("", ":") if bracket else _NAME.fullmatch(host)
+    if not usable:
         raise InvalidUrl("what should be its host is none")
     return host
 

@@ -85,7 +85,7 @@ class LoadStatus:
         if self.error:
             shown["error"] = self.error_told or without_coordinates(self.error)
         if self.waits:
-            shown["waits"] = self.waits_told or without_coordinates(self.waits)
+            shown["waits"] = self._waits_for_clients()
         return shown
 
     def sentence(self) -> str:
@@ -94,7 +94,10 @@ class LoadStatus:
 
     def sentence_told(self) -> str:
         """The same for a client."""
-        return self._sentence(self.waits and (self.waits_told or without_coordinates(self.waits)))
+        return self._sentence(self._waits_for_clients())
+
+    def _waits_for_clients(self) -> str:
+        return self.waits and (self.waits_told or without_coordinates(self.waits))
 
     def _sentence(self, waits: str) -> str:
         where = f" on node {self.node}" if self.node else ""

@@ -28,7 +28,6 @@ BATCH_MAX: Final = 256 * KiB - 14
 """A carrier message with a WebSocket header of 14 bytes stays within 256 KiB, one read of a tunnel's socket.
 A frame costs the same whatever its size; so long a one only goes where the transport drains it in two milliseconds."""
 
-FRAME_MAX: Final = BATCH_MAX - HEADER_SIZE
 SMALL_FRAME: Final = 16 * KiB
 """What control and inference streams send in one turn."""
 

@@ -50,7 +50,7 @@ class Ownership:
         values = {"node": node, "instance": instance, "epoch": epoch}
         row = await self._pool.fetch_one(SQL["reclaim"], values)
         if row is None:
-            raise FencedOut(f"the tunnel of node {self._names(node)} was claimed by somebody else since epoch {epoch}")
+            raise self._fenced_out(node, epoch)
         return Epoch(row["epoch"])
 
     async def adopt(self, nodes: Sequence[NodeId], instance: InstanceId) -> dict[NodeId, Epoch]:
@@ -78,7 +78,7 @@ class Ownership:
         """
         values = {"node": node, "instance": instance, "epoch": epoch}
         if await self._pool.execute(SQL["release"], values) == 0:
-            raise FencedOut(f"the tunnel of node {self._names(node)} was claimed by somebody else since epoch {epoch}")
+            raise self._fenced_out(node, epoch)
 
     async def route(self, node: NodeId, *, grace: float) -> RouteFact:
         """Where the node is and how to get to its owner, by one statement."""
@@ -95,6 +95,9 @@ class Ownership:
         """The nodes a frontend owns, with their epochs."""
         rows = await self._pool.fetch(SQL["held_by"], {"instance": instance})
         return {NodeId(row["node_id"]): Epoch(row["epoch"]) for row in rows}
+
+    def _fenced_out(self, node: NodeId, epoch: Epoch) -> FencedOut:
+        return FencedOut(f"the tunnel of node {self._names(node)} was claimed by somebody else since epoch {epoch}")
 
     async def _presence(self, nodes: Sequence[NodeId], grace: float) -> list[Row]:
         values = {"nodes": list(dict.fromkeys(nodes)), "grace": grace, "window": self._live_window}

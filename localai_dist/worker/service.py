@@ -236,8 +236,10 @@ class _Files:
         self._areas = Areas(models=config.models_path, data=below / "data", staging=below / "staging")
         self._uploads = Uploads(offload=offload, clock=reactor)
         self._requests = RequestFiles(self._areas, offload=offload, now=time.time, limits=config.request_limits)
-        cache = ObjectCache(below / "cache", limit=config.cache_limit, offload=offload)
-        self._fetched = None if config.bucket is None else self._object_files(config.bucket, cache)
+        self._fetched = None
+        if config.bucket is not None:
+            cache = ObjectCache(below / "cache", limit=config.cache_limit, offload=offload)
+            self._fetched = self._object_files(config.bucket, cache)
 
     def verbs(self, supervisor: Supervisor, stop_node: Callable[[], None]) -> VerbTable:
         """The control verbs, those of the object store too if there is one."""
